@@ -1,0 +1,120 @@
+"""Names for the parts that a YAML file may choose. Plain Python: knows no Keras and no config."""
+
+import difflib
+import importlib
+import inspect
+import pkgutil
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+C = TypeVar("C", bound=type)
+
+
+class Registry:
+    """One kind of part (a mixer, a model, a data source), one folder, one file a part.
+
+    Looking a name up imports the folder's files, each of which registers itself. The constructor of
+    a registered class is its schema: its annotated parameters are the only options it takes.
+    """
+
+    def __init__(self, kind: str, folder: str, *, common: tuple[str, ...] = ()):
+        self.kind = kind
+        self._folder = folder
+        self._common = common  # options that every part of this kind takes through **kwargs, as `name` and `dtype`
+        self._classes: dict[str, type] = {}
+
+    def register(self, name: str) -> Callable[[C], C]:
+        """Decorates a class: `type: name` in YAML then means that class."""
+
+        def add(cls: C) -> C:
+            if name in self._classes:
+                raise ValueError(f"two {self.kind}s are called {name!r}: {self._classes[name]} and {cls}")
+            self._classes[name] = cls
+            return cls
+
+        return add
+
+    def names(self) -> list[str]:
+        """Every registered name, sorted."""
+        for module in pkgutil.iter_modules(importlib.import_module(self._folder).__path__):
+            importlib.import_module(f"{self._folder}.{module.name}")
+        return sorted(self._classes)
+
+    def get(self, name: str) -> type:
+        """The class called `name`; ValueError with the nearest name otherwise."""
+        if name not in (known := self.names()):
+            raise ValueError(f"no {self.kind} is called {name!r}{hint(name, known)}. There are: {', '.join(known)}")
+        return self._classes[name]
+
+    def check(self, part: Any) -> None:
+        """Raises a ValueError unless `part` is `{"type": name, **options}` with options of that class."""
+        if not isinstance(part, Mapping) or "type" not in part:
+            raise ValueError(f"a {self.kind} needs a mapping with a `type`, got {part!r}")
+        options = {k: v for k, v in part.items() if k != "type" and k not in self._common}
+        check_options(self.get(part["type"]), options, where=f"{self.kind} {part['type']!r}")
+
+    def build(self, part: Mapping[str, Any], **extra: Any) -> Any:
+        """Builds `{"type": name, **options}`, as it stands in the YAML; `extra` adds options of the caller's."""
+        self.check({**part, **extra} if isinstance(part, Mapping) else part)
+        options = {**part, **extra}
+        return self.get(options.pop("type"))(**options)
+
+
+def check_options(cls: type, options: Mapping[str, Any], *, where: str) -> None:
+    """Raises a ValueError that names the option, what was needed, and what came.
+
+    Args:
+      cls: A class whose `__init__` is annotated: a Keras layer or a dataclass.
+      options: Keyword arguments for it.
+      where: Where they were written, for the message, as `mixer 'gau'`.
+    """
+    parameters = {
+        name: p for name, p in inspect.signature(cls).parameters.items() if p.kind is not inspect.Parameter.VAR_KEYWORD
+    }
+    hints = get_type_hints(cls.__init__)
+    for name, value in options.items():
+        if name not in parameters:
+            raise ValueError(f"{where} has no option {name!r}{hint(name, parameters)}")
+        if (needed := hints.get(name, Any)) and not fits(value, needed):
+            raise ValueError(f"{where}: {name} must be {spell(needed)}, got {value!r} ({type(value).__name__})")
+    missing = [n for n, p in parameters.items() if p.default is p.empty and n not in options]
+    if missing:
+        raise ValueError(f"{where} needs {', '.join(missing)}")
+
+
+def fits(value: Any, needed: Any) -> bool:
+    """Whether `value`, as YAML gave it, is of the annotated type. An int is a float; True is not an int."""
+    origin = get_origin(needed)
+    if needed is Any:
+        return True
+    if origin in (typing.Union, types.UnionType):
+        return any(fits(value, one) for one in get_args(needed))
+    if origin is typing.Literal:
+        return value in get_args(needed)
+    if origin in (list, tuple) and get_args(needed):
+        return isinstance(value, list | tuple) and all(fits(v, get_args(needed)[0]) for v in value)
+    if needed is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if needed is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    cls = origin or needed
+    return not isinstance(cls, type) or isinstance(value, cls)
+
+
+def spell(needed: Any) -> str:
+    """The annotated type in words: `int or null`, `one of 'a', 'b'`."""
+    if get_origin(needed) in (typing.Union, types.UnionType):
+        return " or ".join(spell(one) for one in get_args(needed))
+    if get_origin(needed) is typing.Literal:
+        return f"one of {', '.join(map(repr, get_args(needed)))}"
+    if needed is type(None):
+        return "null"
+    return getattr(get_origin(needed) or needed, "__name__", str(needed))
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?` where a known name is near, else nothing."""
+    close = difflib.get_close_matches(str(name), list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""

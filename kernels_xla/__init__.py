@@ -1,0 +1,17 @@
+"""Pure tensor functions on `keras.ops`: shapes in, shapes out. No weights, no configuration, no TensorFlow.
+
+A *kernel* is a module in this folder that defines `SPEC`. The contract tests and the benchmarks
+find kernels through `specs()`, so a new file here is tested and timed without being listed anywhere.
+"""
+
+import importlib
+import pkgutil
+
+from kernels_xla.spec import KernelSpec
+
+
+def specs() -> dict[str, KernelSpec]:
+    """Returns every kernel in this folder, keyed by name, in alphabetical order."""
+    modules = (importlib.import_module(f"{__name__}.{m.name}") for m in pkgutil.iter_modules(__path__))
+    found = [module.SPEC for module in modules if hasattr(module, "SPEC")]
+    return {spec.name: spec for spec in sorted(found, key=lambda spec: spec.name)}

@@ -1,0 +1,28 @@
+"""Sums in float32, whatever the inputs: the one place that asks which backend runs.
+
+`keras.ops.einsum` returns bfloat16 for bfloat16, which loses a sum over thousands of tokens.
+"""
+
+import keras
+from keras import ops
+
+from kernels_xla.spec import Tensor
+
+
+def sum_dtype(x: Tensor) -> str:
+    """The dtype in which sums over `x` are kept: float64 for float64, else float32."""
+    return "float64" if str(keras.backend.standardize_dtype(x.dtype)) == "float64" else "float32"
+
+
+def einsum(equation: str, x: Tensor, y: Tensor) -> Tensor:
+    """`ops.einsum` of two tensors of one dtype, summed and returned in `sum_dtype`.
+
+    JAX multiplies bfloat16 as it stands and accumulates in float32. TensorFlow has no such product outside XLA and
+    no gradient for the one inside, so there the operands are cast, which XLA fuses into the product.
+    """
+    dtype = sum_dtype(x)
+    if keras.config.backend() == "jax":
+        import jax.numpy as jnp
+
+        return jnp.einsum(equation, x, y, preferred_element_type=dtype)
+    return ops.einsum(equation, ops.cast(x, dtype), ops.cast(y, dtype))

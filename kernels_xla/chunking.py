@@ -1,0 +1,90 @@
+"""Shape plumbing and sums over chunks, shared by the chunked kernels. No mathematics of any one mixer lives here."""
+
+import math
+
+from keras import ops
+
+from kernels_xla.masks import keep
+from kernels_xla.spec import Tensor
+
+GROUP = 64  # chunks summed by one triangular product; larger costs G per chunk, smaller makes more passes
+
+
+def fold(x: Tensor, chunk: int) -> Tensor:
+    """Cuts `[b, n, ...]` into `[b, g, c, ...]`, zero-padding n up to a multiple of `chunk`."""
+    shape = ops.shape(x)
+    tail = -shape[1] % chunk
+    if not (isinstance(tail, int) and tail == 0):
+        x = ops.pad(x, [[0, 0], [0, tail], *[[0, 0]] * (len(shape) - 2)])
+    return ops.reshape(x, (shape[0], -1, chunk, *shape[2:]))
+
+
+def unfold(x: Tensor, n: int | Tensor) -> Tensor:
+    """Undoes `fold`: `[b, g, c, ...]` -> `[b, n, ...]`, dropping the padding."""
+    shape = ops.shape(x)
+    return ops.reshape(x, (shape[0], shape[1] * shape[2], *shape[3:]))[:, :n]
+
+
+def edges(ids: Tensor) -> tuple[Tensor, Tensor]:
+    """The documents of the first and the last real token of each chunk.
+
+    Args:
+      ids: Documents, int32 `[b, g, c]`, 0 at padding.
+
+    Returns:
+      Two int32 `[b, g]`, 0 where a chunk is all padding.
+    """
+    real = ops.cast(ids > 0, "int32")
+    first = ops.argmax(real, axis=-1, keepdims=True)
+    last = ids.shape[-1] - 1 - ops.argmax(ops.flip(real, axis=-1), axis=-1, keepdims=True)
+    return tuple(ops.take_along_axis(ids, ops.cast(at, "int32"), axis=-1)[..., 0] for at in (first, last))
+
+
+def sum_of_earlier(x: Tensor, first: Tensor | None = None, last: Tensor | None = None) -> Tensor:
+    """y[g] = sum of x[h] over the chunks h < g, exclusive; of those whose document runs on into g, if given.
+
+    A masked triangular product is faster on an accelerator than a cumulative sum, but quadratic in G. So it is taken in
+    groups of `GROUP` chunks, and what enters a group is the same sum over groups: linear in G.
+
+    Args:
+      x: Sums of each chunk, float `[b, g, ...]`; with documents, over the tokens of its `last` one alone.
+      first: Document of the first real token of each chunk, `[b, g]`; it is what reads.
+      last: Document of the last real token, `[b, g]`; it is what is read. A document must be one run of tokens.
+
+    Returns:
+      The shape of `x`.
+    """
+    shape = ops.shape(x)
+    features = math.prod(x.shape[2:])
+    return ops.reshape(_earlier(ops.reshape(x, (*shape[:2], features)), first, last), shape)
+
+
+def sum_of_later(x: Tensor, first: Tensor, last: Tensor) -> Tensor:
+    """y[g] = sum of x[h] over the chunks h > g that the last document of g runs on into; x over their `first` one."""
+    return ops.flip(sum_of_earlier(ops.flip(x, 1), ops.flip(last, 1), ops.flip(first, 1)), 1)
+
+
+def _earlier(x, first=None, last=None):
+    """`sum_of_earlier` of `[b, g, f]`."""
+    chunks = x.shape[1]
+    if chunks is not None and chunks <= GROUP:
+        return _triangular(x, first, last)
+    grouped = fold(x, GROUP)  # [b, m, GROUP, f]
+    over_groups = _triangular if chunks is None else _earlier  # an unknown number of groups takes one product
+    if first is None:
+        entering = over_groups(ops.sum(grouped, axis=2))[:, :, None]
+        return unfold(_triangular(grouped) + entering, ops.shape(x)[1])
+    first, last = fold(first, GROUP), fold(last, GROUP)  # [b, m, GROUP]
+    leaves = keep(grouped, (last == last[:, :, -1:])[..., None])  # of the document that runs on out of the group
+    entering = over_groups(ops.sum(leaves, axis=2), first[:, :, 0], last[:, :, -1])[:, :, None]
+    entering = keep(entering, (first == first[:, :, :1])[..., None])
+    return unfold(_triangular(grouped, first, last) + entering, ops.shape(x)[1])
+
+
+def _triangular(x, first=None, last=None):
+    """The sum as one product over the last axis but one: x `[..., g, f]`, documents `[..., g]`."""
+    at = ops.arange(ops.shape(x)[-2])
+    earlier = at[None, :] < at[:, None]  # [g, h]
+    if first is not None:
+        earlier = ops.logical_and(earlier, ops.expand_dims(first, -1) == ops.expand_dims(last, -2))
+    return ops.matmul(ops.cast(earlier, x.dtype), x)

@@ -1,0 +1,51 @@
+"""Normalisers that the papers use and Keras lacks.
+
+Source: Nguyen and Salazar, "Transformers without Tears", arXiv:1910.05895; the eps inside the root as in FLASH's
+appendix (math.md 2.0).
+"""
+
+from keras import ops
+
+from kernels_xla.accumulate import sum_dtype
+from kernels_xla.spec import KernelSpec, Tensor
+
+
+def scale_norm(x: Tensor, g: Tensor, *, epsilon: float = 1e-5) -> Tensor:
+    """ScaleNorm: y = g x / sqrt(mean(x^2) + epsilon), one learned length for every vector.
+
+    Args:
+      x: `[..., d]`.
+      g: The length, a scalar.
+      epsilon: Added to the mean square; keeps the zero vector at zero.
+
+    Returns:
+      `[..., d]`, in the dtype of `x`.
+
+    Cost:
+      O(n d), one pass.
+
+    Precision:
+      Statistics and product in float32.
+    """
+    wide = ops.cast(x, sum_dtype(x))
+    y = ops.cast(g, wide.dtype) * wide * ops.rsqrt(ops.mean(ops.square(wide), axis=-1, keepdims=True) + epsilon)
+    return ops.cast(y, x.dtype)
+
+
+def scale_norm_reference(x, g, *, epsilon=1e-5):
+    """The formula, with a division."""
+    return g * x / ops.sqrt(ops.mean(x * x, axis=-1, keepdims=True) + epsilon)
+
+
+SPEC = KernelSpec(
+    name="norms",
+    fast=scale_norm,
+    reference=scale_norm_reference,
+    stream=None,
+    inputs={"x": "bnd", "g": ""},
+    cases=({}, {"epsilon": 1e-2}),
+    timed={},
+    flops=lambda sizes, case: 4 * sizes["b"] * sizes["n"] * sizes["d"],
+    state_bytes=lambda sizes, case, itemsize: 0,
+    masks=False,
+)

@@ -1,0 +1,170 @@
+"""Squared-ReLU attention of the gated attention unit: quadratic, softmax-free.
+
+Source: Hua et al., "Transformer Quality in Linear Time", arXiv:2202.10447, section 2.2; the divisors are those of
+math.md 2.1, which says where they come from.
+"""
+
+from typing import Literal
+
+from keras import ops
+
+from kernels_xla.masks import documents, keep, pairs
+from kernels_xla.rotary import relative_bias
+from kernels_xla.softmax import attention_flops, cache_bytes, initial_state
+from kernels_xla.spec import KernelSpec, Stream, Tensor
+from kernels_xla.streaming import append
+
+Scale = Literal["normalized", "paper_appendix"]
+Divisor = Literal["position", "length"] | int
+
+
+def quadratic_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor | None = None,
+    b: Tensor | None = None,
+    *,
+    causal: bool = False,
+    scale: Scale = "normalized",
+    divisor: Divisor = "position",
+    padding_mask: Tensor | None = None,
+    segment_ids: Tensor | None = None,
+) -> Tensor:
+    """Adds up values by squared-ReLU weights: out[i] = sum over visible j of w[i, j] v[j], for each head.
+
+        normalized:      w = relu(q[i] . k[j] / sqrt(s) + bias[i - j])^2 / N[i]
+        paper_appendix:  w = relu(q[i] . k[j] / N[i] + bias[i - j])^2
+
+    Args:
+      q: Queries, `[b, n, h, s]`.
+      k: Keys, `[b, n, h, s]`.
+      v: Values, `[b, n, h, e]`.
+      a: Left half of the relative bias, `[r]`; None for no bias. All heads share it.
+      b: Right half, `[r]`.
+      causal: Whether position i sees only positions j <= i.
+      scale: Where N stands; see above.
+      divisor: N. "position": the tokens that i sees. "length": the tokens of i's document, as in the paper; if causal
+        this lets the length of the future change the past, so it cannot be streamed. An int: that constant.
+      padding_mask: `[b, n]`, True at real tokens.
+      segment_ids: `[b, n]`, 0 at padding; a token sees its own document only.
+
+    Returns:
+      `[b, n, h, e]`, in the dtype of `v`; 0 at padding.
+
+    Cost:
+      O(n^2 h (s + e)) multiply-adds, O(n^2 h) memory.
+
+    Precision:
+      The bias is float32; the rest is in the dtype of the inputs.
+    """
+    n = ops.shape(q)[1]
+    at, ids = ops.arange(n, dtype="int32"), documents(padding_mask, segment_ids)
+    seen = pairs(ids, ids, at, at, causal)
+    if isinstance(divisor, int):
+        tokens = ops.full((1,), divisor, dtype="float32")
+    else:
+        counted = seen if divisor == "position" else pairs(ids, ids, at, at, causal=False)
+        tokens = ops.full((1,), n, dtype="float32") if counted is None else _count(counted)
+    bias = None if a is None else relative_bias(a, b, at, at)
+    return _attend(q, k, v, bias, seen, tokens, scale)
+
+
+def _count(seen):
+    """Visible keys of each query, at least 1: `[..., i, j]` -> `[..., i]`, float32."""
+    return ops.maximum(ops.sum(ops.cast(seen, "float32"), axis=-1), 1.0)
+
+
+def _attend(q, k, v, bias, seen, tokens, scale):
+    """Attention with `bias` `[i, j]` or `[b, i, j]` over the pairs `seen` (as bias); `tokens`, N, is `[i]` or `[b, i]`.
+
+    Both scales are relu(c[i] q . k + d[i] bias)^2: the factors go onto q, which is narrower than the scores.
+    """
+    n = ops.cast(ops.reshape(tokens, (*ops.shape(tokens), 1)), "float32")  # [i, 1] or [b, i, 1]
+    content, added = (
+        (ops.rsqrt(n * q.shape[-1]), ops.rsqrt(n)) if scale == "normalized" else (1.0 / n, ops.ones_like(n))
+    )
+    q = q * ops.cast(ops.expand_dims(content, -1), q.dtype)
+    scores = ops.einsum("bihs,bjhs->bhij", q, k)
+    if bias is not None:
+        scores = scores + ops.cast(_over_heads(added * bias), scores.dtype)
+    weights = ops.square(ops.relu(scores))
+    weights = weights if seen is None else keep(weights, _over_heads(seen))
+    return ops.einsum("bhij,bjhe->bihe", weights, v)
+
+
+def _over_heads(x):
+    """`[i, j]` as it is, `[b, i, j]` -> `[b, 1, i, j]`."""
+    return x if len(x.shape) == 2 else ops.expand_dims(x, 1)
+
+
+def quadratic_attention_reference(
+    q,
+    k,
+    v,
+    a=None,
+    b=None,
+    *,
+    causal=False,
+    scale="normalized",
+    divisor="position",
+    padding_mask=None,
+    segment_ids=None,
+):
+    """The docstring's two lines over dense `[b, h, i, j]` weights."""
+    n, dtype = v.shape[1], v.dtype
+    ids = documents(padding_mask, segment_ids)
+    ids = ops.ones((1, n), "int32") if ids is None else ids
+    document = (ids[:, :, None] == ids[:, None, :]) & (ids[:, None, :] > 0)
+    seen = document & ops.tril(ops.ones((1, n, n), "bool")) if causal else document
+    tokens = ops.sum(ops.cast(seen if divisor == "position" else document, dtype), axis=-1)  # [b, i]
+    tokens = ops.full_like(tokens, divisor) if isinstance(divisor, int) else ops.maximum(tokens, ops.ones_like(tokens))
+    tokens = tokens[:, None, :, None]
+
+    bias = 0 if a is None else ops.cast(relative_bias(a, b, ops.arange(n), ops.arange(n)), dtype)
+    scores = ops.einsum("bihs,bjhs->bhij", q, k)
+    if scale == "normalized":
+        weights = ops.square(ops.relu(scores / q.shape[-1] ** 0.5 + bias)) / tokens
+    else:
+        weights = ops.square(ops.relu(scores / tokens + bias))
+    return ops.einsum("bhij,bjhe->bihe", weights * ops.cast(seen[:, None], dtype), v)
+
+
+def extend(state, q, k, v, a=None, b=None, *, valid=None, causal=True, scale="normalized", divisor="position"):
+    """The next k tokens of each row against the cache, which must have room for them."""
+    start, new = state["position"], ops.shape(q)[1]
+    valid = ops.full_like(start, new) if valid is None else valid
+    cache = {name: append(state[name], x, start, valid) for name, x in (("k", k), ("v", v))}
+    at = start[:, None] + ops.arange(new, dtype="int32")  # [b, k]
+    slots = ops.arange(cache["k"].shape[1], dtype="int32")[None]  # [1, m]
+    tokens = at + 1 if divisor == "position" else ops.full_like(at, divisor)
+    bias = None if a is None else relative_bias(a, b, at, slots)
+    out = _attend(q, cache["k"], cache["v"], bias, pairs(None, None, at, slots, causal), tokens, scale)
+    return out, {**cache, "position": start + valid}
+
+
+SPEC = KernelSpec(
+    name="quadratic",
+    fast=quadratic_attention,
+    reference=quadratic_attention_reference,
+    stream=Stream(
+        initial_state=initial_state,
+        extend=extend,
+        supports=lambda case: case["causal"] and case.get("divisor") != "length",
+    ),
+    inputs={"q": "bnhs", "k": "bnhs", "v": "bnhe", "a": "r", "b": "r"},
+    cases=tuple(
+        {"causal": causal, **options}
+        for causal in (False, True)
+        for options in (
+            {},
+            {"divisor": 32},
+            {"divisor": "length"},
+            {"scale": "paper_appendix"},
+            {"scale": "paper_appendix", "divisor": 32},
+        )
+    ),
+    timed={"causal": True},
+    flops=attention_flops,
+    state_bytes=cache_bytes,
+)

@@ -1,0 +1,106 @@
+"""Rotary position embedding, and the relative bias built from it.
+
+Source: Su et al., "RoFormer", arXiv:2104.09864. Half-split pairs (math.md 2.0): channel i turns with channel i + s/2.
+"""
+
+from keras import ops
+
+from kernels_xla.accumulate import sum_dtype
+from kernels_xla.spec import KernelSpec, Tensor
+
+
+def turns(positions: Tensor, width: int, dtype: str = "float32", base: float = 10_000.0) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of position x base^(-i / h), for i = 0 .. h-1 and h = width / 2.
+
+    Args:
+      positions: Integers of any shape; give them as a runtime tensor, not a constant, in a program to be exported,
+        or the tables are stored in it.
+      width: s, even.
+      dtype: float32 or float64. Never less: bfloat16 cannot count past 256.
+      base: The longest wavelength over 2 pi.
+
+    Returns:
+      Two tensors `[..., s / 2]`.
+    """
+    if width % 2:
+        raise ValueError(f"rotary needs an even width, got {width}")
+    half = width // 2
+    frequencies = base ** (-ops.arange(half, dtype=dtype) / half)
+    angles = ops.expand_dims(ops.cast(positions, dtype), -1) * frequencies
+    return ops.cos(angles), ops.sin(angles)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turns the pairs (x[..., i], x[..., i + s/2]); in float32, returned in the dtype of `x`.
+
+    Args:
+      x: `[..., s]`.
+      cos: `[..., s / 2]`, of the same rank or one that broadcasts.
+      sin: As `cos`.
+    """
+    first, second = ops.split(ops.cast(x, cos.dtype), 2, axis=-1)
+    return ops.cast(ops.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1), x.dtype)
+
+
+def rotary(x: Tensor, positions: Tensor, *, base: float = 10_000.0) -> Tensor:
+    """Rotates every head of `x` by its token's position.
+
+    Args:
+      x: `[b, n, h, s]`, s even.
+      positions: int32 `[b, n]`, or `[1, n]` when all rows share them.
+      base: See `turns`.
+
+    Returns:
+      `[b, n, h, s]`, in the dtype of `x`.
+
+    Cost:
+      O(n h s), one pass, and O(n s) sines and cosines.
+
+    Precision:
+      Positions, angles and products in float32.
+    """
+    cos, sin = turns(positions, x.shape[-1], sum_dtype(x), base)
+    return rotate(x, ops.expand_dims(cos, 2), ops.expand_dims(sin, 2))
+
+
+def rotary_reference(x, positions, *, base=10_000.0):
+    """Each pair as a 2 x 2 rotation matrix times a vector."""
+    half = x.shape[-1] // 2
+    angles = ops.cast(positions, x.dtype)[:, :, None, None] * base ** (-ops.arange(half, dtype=x.dtype) / half)
+    matrix = ops.stack([ops.cos(angles), -ops.sin(angles), ops.sin(angles), ops.cos(angles)], axis=-1)
+    matrix = ops.reshape(matrix, (*matrix.shape[:-1], 2, 2))  # [b, n, 1, s/2, 2, 2]
+    pairs = ops.stack([x[..., :half], x[..., half:]], axis=-1)  # [b, n, h, s/2, 2]
+    turned = ops.sum(matrix * pairs[..., None, :], axis=-1)
+    return ops.concatenate([turned[..., 0], turned[..., 1]], axis=-1)
+
+
+def relative_bias(a: Tensor, b: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+    """Toeplitz bias b_ij = rotate_i(a) . rotate_j(b), which depends on i - j only (math.md 2.1).
+
+    Args:
+      a: Learned, `[r]`.
+      b: Learned, `[r]`.
+      queries: Positions of the queries, `[..., i]`.
+      keys: Positions of the keys, `[..., j]`.
+
+    Returns:
+      `[..., i, j]`, float32 (float64 for float64).
+    """
+    dtype = sum_dtype(a)
+    rows = rotate(ops.cast(a, dtype), *turns(queries, a.shape[-1], dtype))  # [..., i, r]
+    columns = rotate(ops.cast(b, dtype), *turns(keys, b.shape[-1], dtype))  # [..., j, r]
+    return ops.matmul(rows, ops.swapaxes(columns, -1, -2))
+
+
+SPEC = KernelSpec(
+    name="rotary",
+    fast=rotary,
+    reference=rotary_reference,
+    stream=None,
+    inputs={"x": "bnhs", "positions": "bn"},
+    cases=({}, {"base": 100.0}),
+    timed={},
+    flops=lambda sizes, case: 3 * sizes["b"] * sizes["n"] * sizes["h"] * sizes["s"],
+    state_bytes=lambda sizes, case, itemsize: 0,
+    masks=False,
+)

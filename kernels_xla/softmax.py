@@ -1,0 +1,110 @@
+"""Multi-head softmax attention: the baseline that every linear form is measured against.
+
+Source: Vaswani et al., "Attention Is All You Need", equation 1.
+"""
+
+from keras import ops
+
+from kernels_xla import accumulate
+from kernels_xla.masks import documents, keep, pairs
+from kernels_xla.spec import KernelSpec, Stream, Tensor
+from kernels_xla.streaming import append
+
+
+def softmax_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    padding_mask: Tensor | None = None,
+    segment_ids: Tensor | None = None,
+) -> Tensor:
+    """Softmax attention: out[i] = sum over visible j of softmax_j(q[i] . k[j] / sqrt(s)) v[j], for each head.
+
+    Args:
+      q: Queries, `[b, n, h, s]`.
+      k: Keys, `[b, n, h, s]`.
+      v: Values, `[b, n, h, e]`.
+      causal: Whether position i sees only positions j <= i.
+      padding_mask: `[b, n]`, True at real tokens.
+      segment_ids: `[b, n]`, 0 at padding; a token sees its own document only.
+
+    Returns:
+      `[b, n, h, e]`, in the dtype of `v`; 0 at padding.
+
+    Cost:
+      O(n^2 h (s + e)) multiply-adds, O(n^2 h) memory.
+
+    Precision:
+      Scores and softmax in float32.
+    """
+    at, ids = ops.arange(ops.shape(q)[1]), documents(padding_mask, segment_ids)
+    return _attend(q, k, v, pairs(ids, ids, at, at, causal))
+
+
+def _attend(q, k, v, seen):
+    """Attention over the pairs `seen`, `[i, j]` or `[b, i, j]`, or over all where it is None."""
+    q = q * ops.cast(q.shape[-1] ** -0.5, q.dtype)
+    scores = accumulate.einsum("bihs,bjhs->bhij", q, k)
+    if seen is not None:
+        seen = seen if len(seen.shape) == 2 else ops.expand_dims(seen, 1)
+        scores = ops.where(seen, scores, -1e30)  # finite, so that a row that sees nothing has a gradient
+    weights = keep(ops.softmax(scores, axis=-1), seen)
+    return ops.einsum("bhij,bjhe->bihe", ops.cast(weights, v.dtype), v)
+
+
+def softmax_attention_reference(q, k, v, *, causal=False, padding_mask=None, segment_ids=None):
+    """Exponentials over their sum, with the mask as a factor."""
+    n = v.shape[1]
+    seen = ops.ones((1, n, n), "bool") if not causal else ops.tril(ops.ones((1, n, n), "bool"))
+    if (ids := documents(padding_mask, segment_ids)) is not None:
+        seen = seen & (ids[:, :, None] == ids[:, None, :]) & (ids[:, None, :] > 0)
+    scores = ops.einsum("bihs,bjhs->bhij", q, k) / q.shape[-1] ** 0.5
+    weights = ops.exp(scores - ops.max(scores, axis=-1, keepdims=True)) * ops.cast(seen[:, None], v.dtype)
+    total = ops.sum(weights, axis=-1, keepdims=True)
+    return ops.einsum("bhij,bjhe->bihe", weights / ops.where(total > 0, total, ops.ones_like(total)), v)
+
+
+def initial_state(sizes, case, dtype):
+    """An empty cache for `n` tokens a row: `k [b, n, h, s]`, `v [b, n, h, e]`, `position [b]`."""
+    b, n, h = sizes["b"], sizes["n"], sizes["h"]
+    return {
+        "k": ops.zeros((b, n, h, sizes["s"]), dtype),
+        "v": ops.zeros((b, n, h, sizes["e"]), dtype),
+        "position": ops.zeros((b,), "int32"),
+    }
+
+
+def extend(state, q, k, v, *, valid=None, causal=True):
+    """The next k tokens of each row against the cache, which must have room for them."""
+    start, new = state["position"], ops.shape(q)[1]
+    valid = ops.full_like(start, new) if valid is None else valid
+    cache = {name: append(state[name], x, start, valid) for name, x in (("k", k), ("v", v))}
+    at = start[:, None] + ops.arange(new, dtype="int32")  # [b, k]
+    seen = pairs(None, None, at, ops.arange(cache["k"].shape[1], dtype="int32")[None], causal)
+    return _attend(q, cache["k"], cache["v"], seen), {**cache, "position": start + valid}
+
+
+def cache_bytes(sizes, case, itemsize):
+    """Bytes of the cache and of one int32 position a row."""
+    return sizes["b"] * (sizes["n"] * sizes["h"] * (sizes["s"] + sizes["e"]) * itemsize + 4)
+
+
+def attention_flops(sizes, case):
+    """Two products over all pairs, half of them if causal."""
+    pairs_times_two = (1 if case.get("causal") else 2) * sizes["n"] ** 2
+    return sizes["b"] * sizes["h"] * pairs_times_two * (sizes["s"] + sizes["e"])
+
+
+SPEC = KernelSpec(
+    name="softmax",
+    fast=softmax_attention,
+    reference=softmax_attention_reference,
+    stream=Stream(initial_state=initial_state, extend=extend, supports=lambda case: case["causal"]),
+    inputs={"q": "bnhs", "k": "bnhs", "v": "bnhe"},
+    cases=({"causal": False}, {"causal": True}),
+    timed={"causal": True},
+    flops=attention_flops,
+    state_bytes=cache_bytes,
+)
