@@ -1,0 +1,18 @@
+"""Keras layers. Each holds its weights and calls one kernel; none knows of models, data or training.
+
+Attention layers are called as `(x, padding_mask=None, segment_ids=None, positions=None, training=None)`, with x
+`[b, n, d]`, `padding_mask [b, n]` True at real tokens, `segment_ids [b, n]` 0 at padding and one number a document, and
+`positions [b, n]` (or `[1, n]`), which by default count from 0 and, if packed, start again with each document.
+"""
+
+from flash_tf.layers.block import ResidualBlock as ResidualBlock
+from flash_tf.layers.feedforward.glu import GLU as GLU
+from flash_tf.layers.feedforward.mlp import MLP as MLP
+from flash_tf.layers.mixers.mixed_chunk import MixedChunkAttention as MixedChunkAttention
+from flash_tf.layers.mixers.quadratic import QuadraticAttention as QuadraticAttention
+from flash_tf.layers.mixers.self_attention import MultiHeadSelfAttention as MultiHeadSelfAttention
+from flash_tf.layers.offset_scale import OffsetScale as OffsetScale
+from flash_tf.layers.relative_bias import RelativeBias as RelativeBias
+from flash_tf.layers.rotary import RotaryEmbedding as RotaryEmbedding
+from flash_tf.layers.scale_norm import ScaleNorm as ScaleNorm
+from flash_tf.layers.scaled_sin import ScaledSinusoidalEmbedding as ScaledSinusoidalEmbedding

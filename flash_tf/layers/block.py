@@ -1,0 +1,75 @@
+"""Pre-norm residual block around any layer."""
+
+import keras
+
+from flash_tf.layers.scale_norm import ScaleNorm
+
+NORMS = {"scale_norm": ScaleNorm, "layer_norm": keras.layers.LayerNormalization}
+
+
+def normalizer(kind: str, **kwargs) -> keras.layers.Layer:
+    """A normaliser by name, with the epsilon of the papers, 1e-5."""
+    if kind not in NORMS:
+        raise ValueError(f"norm must be one of {', '.join(NORMS)}, got {kind!r}")
+    return NORMS[kind](epsilon=1e-5, **kwargs)
+
+
+@keras.saving.register_keras_serializable("flash_tf")
+class ResidualBlock(keras.layers.Layer):
+    """`y = x + dropout(inner(norm(x)))`.
+
+    Args:
+      inner: The layer inside: a mixer or a feed-forward layer.
+      norm: "scale_norm" or "layer_norm".
+      dropout: Rate at which numbers of the branch are dropped in training.
+      remat: Whether the branch is computed again in the backward pass instead of kept. The dropout is not in it, so
+        that both passes see one mask.
+      **kwargs: Passed to `keras.layers.Layer`.
+
+    Call arguments:
+      x: Float tensor `[b, n, d]`.
+      training: Whether to drop.
+      **masks: Passed to `inner`.
+
+    Returns:
+      Float tensor `[b, n, d]`.
+
+    Example:
+      >>> from keras import ops
+      >>> from flash_tf.layers import GLU
+      >>> ResidualBlock(GLU())(ops.ones((2, 10, 16))).shape
+      TensorShape([2, 10, 16])
+    """
+
+    def __init__(
+        self,
+        inner: keras.layers.Layer,
+        norm: str = "scale_norm",
+        dropout: float = 0.0,
+        remat: bool = False,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        if not 0 <= dropout < 1:
+            raise ValueError(f"ResidualBlock needs 0 <= dropout < 1, got {dropout}")
+        self.inner, self.kind, self.rate, self.remat = inner, norm, dropout, remat
+        self.norm = normalizer(norm, dtype=self.dtype_policy, name="norm")
+        self.dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy, name="dropout")
+        self.supports_masking = True
+
+    def build(self, x_shape):
+        self.norm.build(x_shape)
+        self.inner.build(x_shape)
+        self.built = True
+
+    def call(self, x, training=None, **masks):
+        branch = lambda x: self.inner(self.norm(x), training=training, **masks)  # noqa: E731
+        return x + self.dropout(keras.remat(branch)(x) if self.remat and training else branch(x), training=training)
+
+    def get_config(self):
+        own = {"norm": self.kind, "dropout": self.rate, "remat": self.remat}
+        return {**super().get_config(), "inner": keras.saving.serialize_keras_object(self.inner), **own}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(keras.saving.deserialize_keras_object(config.pop("inner")), **config)

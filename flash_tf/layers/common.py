@@ -1,0 +1,20 @@
+"""What several layers share: the paper's initialiser, projections, and the options of a layer as its config."""
+
+import inspect
+
+import keras
+
+
+def normal() -> keras.initializers.Initializer:
+    """N(0, 0.02), of every matrix in the papers (FLASH's appendix; math.md 3.1)."""
+    return keras.initializers.RandomNormal(0.0, 0.02)
+
+
+def projection(layer: keras.layers.Layer, width: int, name: str) -> keras.layers.Dense:
+    """A Keras Dense of `layer`, so that `enable_lora` and `quantize("int8")` reach it."""
+    return keras.layers.Dense(width, kernel_initializer=normal(), dtype=layer.dtype_policy, name=name)
+
+
+def options(layer: keras.layers.Layer) -> dict:
+    """The constructor's arguments, each kept by `layer` under its own name: what `get_config` adds to Keras'."""
+    return {name: getattr(layer, name) for name in inspect.signature(type(layer)).parameters if name != "kwargs"}

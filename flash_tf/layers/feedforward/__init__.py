@@ -1,0 +1,8 @@
+"""Channel mixers of Transformer blocks: `[..., d]` in, `[..., d]` out, one file each.
+
+Beside Keras' methods each has `flops(n)` and `activations(n)` as a mixer has.
+"""
+
+from flash_tf.registry import Registry
+
+FEEDFORWARDS = Registry("feedforward", folder=__name__, common=("name", "dtype"))

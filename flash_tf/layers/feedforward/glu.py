@@ -1,0 +1,61 @@
+"""Gated linear unit as a feed-forward network."""
+
+import keras
+from keras import ops
+
+from flash_tf.layers.common import options, projection
+from flash_tf.layers.feedforward import FEEDFORWARDS
+
+
+@FEEDFORWARDS.register("glu")
+@keras.saving.register_keras_serializable("flash_tf")
+class GLU(keras.layers.Layer):
+    """`out = W_o (act(W_1 x) * W_2 x)`, with biases; one dense projection makes both branches.
+
+    Source: Shazeer, "GLU Variants Improve Transformer", arXiv:2002.05202; Transformer++ of FLASH, whose "expansion rate
+    4" means a hidden width of 8d/3, as its parameter counts show (math.md, finding 2).
+
+    Args:
+      hidden: Width of each branch; 8d/3, rounded, by default.
+      activation: Name of a Keras activation.
+      **kwargs: Passed to `keras.layers.Layer`.
+
+    Call arguments:
+      x: Float tensor `[..., d]`.
+
+    Returns:
+      Float tensor `[..., d]`.
+
+    Example:
+      >>> GLU()(ops.ones((2, 10, 16))).shape
+      TensorShape([2, 10, 16])
+    """
+
+    def __init__(self, hidden: int | None = None, activation: str = "gelu", **kwargs):
+        super().__init__(**kwargs)
+        if hidden is not None and hidden < 1:
+            raise ValueError(f"GLU needs hidden >= 1, got {hidden}")
+        self.hidden, self.activation = hidden, activation
+        self.supports_masking = True
+
+    def build(self, x_shape):
+        self.width = x_shape[-1]
+        self.inner = self.hidden or round(8 * self.width / 3)
+        self.in_projection = projection(self, 2 * self.inner, "in_projection")
+        self.out_projection = projection(self, self.width, "out_projection")
+        self.in_projection.build(x_shape)
+        self.out_projection.build((*x_shape[:-1], self.inner))
+        self.built = True
+
+    def call(self, x, training=None):
+        gate, value = ops.split(self.in_projection(x), 2, axis=-1)
+        return self.out_projection(keras.activations.get(self.activation)(gate) * value)
+
+    def flops(self, n: int) -> int:
+        return 6 * n * self.width * self.inner
+
+    def activations(self, n: int) -> int:
+        return 2 * self.width + 4 * self.inner
+
+    def get_config(self):
+        return {**super().get_config(), **options(self)}

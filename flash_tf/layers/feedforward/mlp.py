@@ -1,0 +1,59 @@
+"""The Transformer's two-layer feed-forward network."""
+
+import keras
+
+from flash_tf.layers.common import options, projection
+from flash_tf.layers.feedforward import FEEDFORWARDS
+
+
+@FEEDFORWARDS.register("mlp")
+@keras.saving.register_keras_serializable("flash_tf")
+class MLP(keras.layers.Layer):
+    """`out = W_2 act(W_1 x)`, with biases.
+
+    Source: Vaswani et al. 2017, equation 2, with the GELU of FLASH's baselines (tanh form, as on their TPUs).
+
+    Args:
+      hidden: Width of the hidden layer; 4d by default.
+      activation: Name of a Keras activation.
+      **kwargs: Passed to `keras.layers.Layer`.
+
+    Call arguments:
+      x: Float tensor `[..., d]`.
+
+    Returns:
+      Float tensor `[..., d]`.
+
+    Example:
+      >>> from keras import ops
+      >>> MLP()(ops.ones((2, 10, 16))).shape
+      TensorShape([2, 10, 16])
+    """
+
+    def __init__(self, hidden: int | None = None, activation: str = "gelu", **kwargs):
+        super().__init__(**kwargs)
+        if hidden is not None and hidden < 1:
+            raise ValueError(f"MLP needs hidden >= 1, got {hidden}")
+        self.hidden, self.activation = hidden, activation
+        self.supports_masking = True
+
+    def build(self, x_shape):
+        self.width = x_shape[-1]
+        self.inner = self.hidden or 4 * self.width
+        self.in_projection = projection(self, self.inner, "in_projection")
+        self.out_projection = projection(self, self.width, "out_projection")
+        self.in_projection.build(x_shape)
+        self.out_projection.build((*x_shape[:-1], self.inner))
+        self.built = True
+
+    def call(self, x, training=None):
+        return self.out_projection(keras.activations.get(self.activation)(self.in_projection(x)))
+
+    def flops(self, n: int) -> int:
+        return 4 * n * self.width * self.inner
+
+    def activations(self, n: int) -> int:
+        return 2 * self.width + 2 * self.inner
+
+    def get_config(self):
+        return {**super().get_config(), **options(self)}

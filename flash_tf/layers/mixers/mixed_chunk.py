@@ -1,0 +1,89 @@
+"""FLASH: a gated attention unit whose attention is mixed chunk attention."""
+
+import keras
+
+from flash_tf.layers.gated_attention_unit import GatedAttentionUnit
+from flash_tf.layers.mixers import MIXERS
+from kernels_xla.mixed_chunk import SPEC, mixed_chunk_attention
+
+
+@MIXERS.register("mixed_chunk")
+@keras.saving.register_keras_serializable("flash_tf")
+class MixedChunkAttention(GatedAttentionUnit):
+    """The FLASH layer: quadratic attention inside chunks, linear attention across them, one gate.
+
+    Source: FLASH (arXiv:2202.10447), section 3.2 and Code 1; see `kernels_xla.mixed_chunk` for the formula.
+
+    Args:
+      chunk_size: Tokens per chunk, c. Part of the function: 256 in the paper, 512 for PG-19.
+      causal: Whether position i may read only positions <= i.
+      key_dim: Width s of the shared representation z, even.
+      expansion: e / d, the width of gate and values over the model's.
+      gated: Whether there is a gate; without it the values are 2e wide.
+      relative_bias: Whether scores inside chunks get a learned Toeplitz bias, 256 parameters.
+      scale: "normalized", or "paper_appendix" for relu(q k / c + bias)^2.
+      **kwargs: Passed to `keras.layers.Layer`.
+
+    Call arguments:
+      x: Float tensor `[b, n, d]`, any n.
+      padding_mask: Bool `[b, n]`, True at real tokens.
+      segment_ids: Integers `[b, n]`, 0 at padding, one number a packed document.
+      positions: Integers `[b, n]` or `[1, n]`.
+
+    Returns:
+      Float tensor `[b, n, d]`.
+
+    Masking: padding is neither read nor counted. Packed documents must start on a multiple of `chunk_size` to get what
+    they get alone.
+
+    Example:
+      >>> from keras import ops
+      >>> MixedChunkAttention(chunk_size=4, causal=True)(ops.ones((2, 10, 16))).shape
+      TensorShape([2, 10, 16])
+    """
+
+    HEADS = ("quad_q", "quad_k", "lin_q", "lin_k")
+
+    def __init__(
+        self,
+        chunk_size: int = 256,
+        causal: bool = False,
+        key_dim: int = 128,
+        expansion: int = 2,
+        gated: bool = True,
+        relative_bias: bool = True,
+        scale: str = "normalized",
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        if chunk_size < 1:
+            raise ValueError(f"MixedChunkAttention needs chunk_size >= 1, got {chunk_size}")
+        self.chunk_size, self.causal, self.key_dim, self.expansion = chunk_size, causal, key_dim, expansion
+        self.gated, self.relative_bias, self.scale = gated, relative_bias, scale
+        self._check()
+
+    @property
+    def align(self) -> int:
+        """Documents must start at multiples of the chunk."""
+        return self.chunk_size
+
+    @property
+    def _case(self):
+        return {"chunk_size": self.chunk_size, "causal": self.causal, "scale": self.scale}
+
+    def attend(self, heads, v, a=None, b=None, padding_mask=None, segment_ids=None):
+        ordered = (heads[name] for name in self.HEADS)
+        masks = {"padding_mask": padding_mask, "segment_ids": segment_ids}
+        return mixed_chunk_attention(*ordered, v, a, b, **self._case, **masks)
+
+    def flops(self, n: int) -> int:
+        sizes = {"b": 1, "n": n, "s": self.key_dim, "e": self.value_width}
+        return self.projection_flops(n) + SPEC.flops(sizes, self._case)
+
+    def state_bytes(self, n: int, itemsize: int = 2) -> int | None:
+        sizes = {"b": 1, "n": n, "s": self.key_dim, "e": self.value_width}
+        return SPEC.state_bytes(sizes, self._case, itemsize) if self.causal else None
+
+    def activations(self, n: int) -> int:
+        per_chunk = 4 * self.key_dim * self.value_width / self.chunk_size  # float32 sums, kept per chunk
+        return super().activations() + round(2 * min(n, self.chunk_size) + per_chunk)

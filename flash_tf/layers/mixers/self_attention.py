@@ -1,0 +1,103 @@
+"""Multi-head self-attention: the Transformer's mixer."""
+
+import keras
+from keras import ops
+
+from flash_tf.layers.common import options, projection
+from flash_tf.layers.mixers import MIXERS
+from flash_tf.layers.positions import token_positions
+from kernels_xla.quadratic import quadratic_attention
+from kernels_xla.rotary import rotary
+from kernels_xla.softmax import SPEC, softmax_attention
+
+
+@MIXERS.register("self_attention")
+@keras.saving.register_keras_serializable("flash_tf")
+class MultiHeadSelfAttention(keras.layers.Layer):
+    """`out = W_o concat_h(attend(q_h, k_h, v_h))`, with biases; one dense projection makes q, k and v.
+
+    Source: Vaswani et al. 2017; the options `rotary`, `kernel`, `heads` and `gated` are those of FLASH's baselines and
+    of its Table 2.
+
+    Args:
+      heads: h; must divide the width d into even parts.
+      causal: Whether position i may read only positions <= i.
+      rotary: Whether queries and keys are rotated by position.
+      kernel: "softmax", or "relu2": squared ReLU over the number of tokens seen.
+      gated: Whether attention's output is multiplied by silu(W_u x) [our definition; the paper gives none].
+      **kwargs: Passed to `keras.layers.Layer`.
+
+    Call arguments:
+      x: Float tensor `[b, n, d]`.
+      padding_mask: Bool `[b, n]`, True at real tokens.
+      segment_ids: Integers `[b, n]`, 0 at padding, one number a packed document.
+      positions: Integers `[b, n]` or `[1, n]`.
+
+    Returns:
+      Float tensor `[b, n, d]`.
+
+    Masking: padding is not read; a packed document equals itself alone.
+
+    Example:
+      >>> MultiHeadSelfAttention(heads=2, causal=True)(ops.ones((2, 10, 16))).shape
+      TensorShape([2, 10, 16])
+    """
+
+    align = 1
+
+    def __init__(
+        self,
+        heads: int = 12,
+        causal: bool = False,
+        rotary: bool = True,
+        kernel: str = "softmax",
+        gated: bool = False,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        if heads < 1:
+            raise ValueError(f"MultiHeadSelfAttention needs heads >= 1, got {heads}")
+        if kernel not in ("relu2", "softmax"):
+            raise ValueError(f"MultiHeadSelfAttention: kernel must be 'softmax' or 'relu2', got {kernel!r}")
+        self.heads, self.causal, self.rotary, self.kernel, self.gated = heads, causal, rotary, kernel, gated
+        self.supports_masking = True
+
+    def build(self, x_shape):
+        self.width = d = x_shape[-1]
+        if d % self.heads or (self.rotary and d // self.heads % 2):
+            needed = "divide the width into even parts" if self.rotary else "divide the width"
+            raise ValueError(f"MultiHeadSelfAttention: heads must {needed}, got heads {self.heads} and width {d}")
+        self.in_projection = projection(self, (4 if self.gated else 3) * d, "in_projection")
+        self.out_projection = projection(self, d, "out_projection")
+        self.in_projection.build(x_shape)
+        self.out_projection.build(x_shape)
+        self.built = True
+
+    def call(self, x, padding_mask=None, segment_ids=None, positions=None, training=None):
+        shape = ops.shape(x)
+        q, k, v, *gate = ops.split(self.in_projection(x), 4 if self.gated else 3, axis=-1)
+        q, k, v = (ops.reshape(t, (*shape[:2], self.heads, self.width // self.heads)) for t in (q, k, v))
+        if self.rotary:
+            positions = token_positions(x, segment_ids) if positions is None else positions
+            q, k = rotary(q, positions), rotary(k, positions)
+        attend = softmax_attention if self.kernel == "softmax" else quadratic_attention
+        out = attend(q, k, v, causal=self.causal, padding_mask=padding_mask, segment_ids=segment_ids)
+        out = ops.reshape(out, shape)
+        return self.out_projection(ops.silu(gate[0]) * out if gate else out)
+
+    def _sizes(self, n):
+        s = self.width // self.heads
+        return {"b": 1, "n": n, "h": self.heads, "s": s, "e": s}
+
+    def flops(self, n: int) -> int:
+        projections = 2 * n * self.width**2 * (5 if self.gated else 4)
+        return projections + SPEC.flops(self._sizes(n), {"causal": self.causal})
+
+    def state_bytes(self, n: int, itemsize: int = 2) -> int | None:
+        return SPEC.state_bytes(self._sizes(n), {}, itemsize) if self.causal else None
+
+    def activations(self, n: int) -> int:
+        return (9 + 2 * self.gated) * self.width + 3 * n * self.heads  # float32 scores count twice
+
+    def get_config(self):
+        return {**super().get_config(), **options(self)}

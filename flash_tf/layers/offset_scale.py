@@ -1,0 +1,54 @@
+"""OffsetScale: several heads from one shared representation, each by a scale and an offset."""
+
+import keras
+from keras import ops
+
+from flash_tf.layers.common import normal, options
+
+
+@keras.saving.register_keras_serializable("flash_tf")
+class OffsetScale(keras.layers.Layer):
+    """Makes named heads from z: `head = gamma_head z + beta_head`, elementwise.
+
+    Source: FLASH (arXiv:2202.10447), section 2.2, the transformations Q and K. Weights carry the head's name, because
+    implementations disagree on the order.
+
+    Args:
+      heads: Names of the heads.
+      gamma: "ones", or "normal" for the N(0, 0.02) of the paper's pseudocode, with which GAU is alive only under the
+        paper's scale with a bias (math.md, finding 5).
+      **kwargs: Passed to `keras.layers.Layer`.
+
+    Call arguments:
+      z: Float tensor `[..., s]`.
+
+    Returns:
+      Dictionary: name -> `[..., s]`.
+
+    Example:
+      >>> sorted(OffsetScale(["q", "k"])(ops.ones((1, 3, 4))))
+      ['k', 'q']
+    """
+
+    def __init__(self, heads: list, gamma: str = "ones", **kwargs):
+        super().__init__(**kwargs)
+        if gamma not in ("ones", "normal"):
+            raise ValueError(f"OffsetScale: gamma must be 'ones' or 'normal', got {gamma!r}")
+        self.heads, self.gamma = list(heads), gamma
+        self.supports_masking = True
+
+    def build(self, z_shape):
+        initializer = "ones" if self.gamma == "ones" else normal()
+        weight = lambda kind, head, start: self.add_weight(  # noqa: E731
+            name=f"{kind}_{head}", shape=(z_shape[-1],), initializer=start
+        )
+        self.scales = [weight("gamma", head, initializer) for head in self.heads]
+        self.offsets = [weight("beta", head, "zeros") for head in self.heads]
+        self.built = True
+
+    def call(self, z):
+        scaled = zip(self.heads, self.scales, self.offsets, strict=True)
+        return {head: z * ops.cast(gamma, z.dtype) + ops.cast(beta, z.dtype) for head, gamma, beta in scaled}
+
+    def get_config(self):
+        return {**super().get_config(), **options(self)}

@@ -1,0 +1,28 @@
+"""Positions of tokens, which start again with each packed document."""
+
+from keras import ops
+
+
+def token_positions(x, segment_ids=None):
+    """Positions int32 `[1, n]`, or `[b, n]` if packed: each token's distance from the start of its document.
+
+    Args:
+      x: Anything `[b, n, ...]`.
+      segment_ids: `[b, n]`, each document one run of equal numbers; None for one document a row.
+    """
+    n = ops.shape(x)[1]
+    at = ops.arange(n, dtype="int32")[None]
+    if segment_ids is None:
+        return at
+    ids = ops.cast(segment_ids, "int32")
+    starts = ops.concatenate([ops.ones_like(ids[:, :1], dtype="bool"), ids[:, 1:] != ids[:, :-1]], axis=1)
+    return at - _running_maximum(ops.where(starts, at, 0))
+
+
+def _running_maximum(x):
+    """Maximum of all entries up to each, along axis 1, of non-negative integers, in log2(n) shifted maxima."""
+    n, shift = x.shape[1], 1
+    while shift < (n or 2**24):
+        x = ops.maximum(x, ops.pad(x, [[0, 0], [shift, 0]])[:, : ops.shape(x)[1]])
+        shift *= 2
+    return x

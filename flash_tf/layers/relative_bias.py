@@ -1,0 +1,50 @@
+"""Relative position bias of GAU in its two-vector form."""
+
+import keras
+from keras import ops
+
+from flash_tf.layers.common import normal
+from kernels_xla.rotary import relative_bias
+
+
+@keras.saving.register_keras_serializable("flash_tf")
+class RelativeBias(keras.layers.Layer):
+    """Bias on attention scores, `b[i - j] = rotate_i(a) . rotate_j(b)`, for any length.
+
+    Source: the long form in the appendix of FLASH (math.md 2.1), used at every length, so that a model is not tied to
+    one; 2 x width parameters. An attention layer hands `a` and `b` to its kernel, which makes the bias where it adds
+    it.
+
+    Args:
+      width: r, even.
+      **kwargs: Passed to `keras.layers.Layer`.
+
+    Call arguments:
+      n: Number of positions.
+
+    Returns:
+      Float tensor `[n, n]`, float32.
+
+    Example:
+      >>> RelativeBias()(5).shape
+      TensorShape([5, 5])
+    """
+
+    def __init__(self, width: int = 128, **kwargs):
+        super().__init__(**kwargs)
+        if width % 2:
+            raise ValueError(f"RelativeBias needs an even width, got {width}")
+        self.width = width
+
+    def build(self, input_shape=None):
+        del input_shape
+        self.a = self.add_weight(name="a", shape=(self.width,), initializer=normal())
+        self.b = self.add_weight(name="b", shape=(self.width,), initializer=normal())
+        self.built = True
+
+    def call(self, n):
+        at = ops.arange(n, dtype="int32")
+        return relative_bias(self.a, self.b, at, at)
+
+    def get_config(self):
+        return {**super().get_config(), "width": self.width}

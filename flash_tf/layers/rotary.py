@@ -1,0 +1,43 @@
+"""Rotary position embedding as a layer."""
+
+import keras
+
+from flash_tf.layers.positions import token_positions
+from kernels_xla.rotary import rotary
+
+
+@keras.saving.register_keras_serializable("flash_tf")
+class RotaryEmbedding(keras.layers.Layer):
+    """Rotates queries and keys by their token's position, so that products depend on distance.
+
+    Source: Su et al., "RoFormer", arXiv:2104.09864; half-split pairs (math.md 2.0). It has no weights.
+
+    Args:
+      base: Longest wavelength over 2 pi.
+      **kwargs: Passed to `keras.layers.Layer`.
+
+    Call arguments:
+      x: Float tensor `[b, n, h, s]`, s even.
+      positions: Integers `[b, n]` or `[1, n]`; 0 .. n-1 by default.
+
+    Returns:
+      Float tensor `[b, n, h, s]`; angles and products are float32.
+
+    Example:
+      >>> from keras import ops
+      >>> RotaryEmbedding()(ops.ones((1, 3, 2, 4))).shape
+      TensorShape([1, 3, 2, 4])
+    """
+
+    def __init__(self, base: float = 10_000.0, **kwargs):
+        super().__init__(**kwargs)
+        if base <= 1:
+            raise ValueError(f"RotaryEmbedding needs base > 1, got {base}")
+        self.base = base
+        self.supports_masking = True
+
+    def call(self, x, positions=None):
+        return rotary(x, token_positions(x) if positions is None else positions, base=self.base)
+
+    def get_config(self):
+        return {**super().get_config(), "base": self.base}

@@ -1,0 +1,46 @@
+"""ScaledSin: sinusoidal absolute positions times one learned number."""
+
+import keras
+from keras import ops
+
+from kernels_xla.rotary import turns
+
+
+@keras.saving.register_keras_serializable("flash_tf")
+class ScaledSinusoidalEmbedding(keras.layers.Layer):
+    """Absolute positions: `P[p] = a concat(sin(p theta), cos(p theta))`, `theta_i = 10000^(-i / (d/2))`.
+
+    Source: FLASH (arXiv:2202.10447), appendix B.2 and its pseudocode; `a` starts at 1/sqrt(d) (math.md 2.0).
+
+    Args:
+      width: d, even.
+      **kwargs: Passed to `keras.layers.Layer`.
+
+    Call arguments:
+      positions: Integers of any shape.
+
+    Returns:
+      Float tensor `[..., d]` in the compute dtype; angles are float32.
+
+    Example:
+      >>> ScaledSinusoidalEmbedding(8)(ops.arange(5)).shape
+      TensorShape([5, 8])
+    """
+
+    def __init__(self, width: int, **kwargs):
+        super().__init__(**kwargs)
+        if width % 2:
+            raise ValueError(f"ScaledSinusoidalEmbedding needs an even width, got {width}")
+        self.width = width
+
+    def build(self, positions_shape):
+        del positions_shape
+        self.a = self.add_weight(name="a", shape=(), initializer=keras.initializers.Constant(self.width**-0.5))
+        self.built = True
+
+    def call(self, positions):
+        cos, sin = turns(positions, self.width)
+        return ops.cast(ops.cast(self.a, "float32") * ops.concatenate([sin, cos], axis=-1), self.compute_dtype)
+
+    def get_config(self):
+        return {**super().get_config(), "width": self.width}

@@ -1,0 +1,139 @@
+"""The stack that all language models share: embedding, positions, residual blocks, tied head."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+from keras import ops
+
+from flash_tf.layers.block import ResidualBlock, normalizer
+from flash_tf.layers.common import normal, options
+from flash_tf.layers.feedforward import FEEDFORWARDS
+from flash_tf.layers.mixers import MIXERS
+from flash_tf.layers.positions import token_positions
+from flash_tf.layers.scaled_sin import ScaledSinusoidalEmbedding
+
+
+class LanguageModel(keras.Model):
+    """Token ids `[b, n]` -> logits `[b, n, V]`: `norm(x) E^T + bias`, E being the embedding.
+
+    Tied embedding and output bias are what the parameter counts of FLASH's tables imply (math.md, finding 1).
+
+    A subclass sets `causal` and has the options below, as attributes.
+
+    Args:
+      vocabulary_size: V.
+      width: d.
+      depth: Number of blocks; a block is a mixer, and a feed-forward layer if there is one.
+      mixer: `{"type": name, **options}` of a mixer.
+      feedforward: `{"type": name, **options}`, or None: a gated attention unit needs none.
+      norm: "scale_norm" or "layer_norm".
+      position_embedding: "scaled_sin", "learned", or None.
+      max_length: The longest sequence that learned positions take.
+      dropout: Rate on the output of every layer.
+      remat: Whether layers are computed again in the backward pass instead of kept: less memory, a third more time.
+    """
+
+    causal: bool
+
+    def _check(self):
+        name = type(self).__name__
+        for option in ("vocabulary_size", "width", "depth"):
+            if getattr(self, option) < 1:
+                raise ValueError(f"{name} needs {option} >= 1, got {getattr(self, option)}")
+        if self.position_embedding not in ("scaled_sin", "learned", None):
+            raise ValueError(
+                f"{name}: position_embedding must be 'scaled_sin', 'learned' or null, got {self.position_embedding!r}"
+            )
+        if (self.position_embedding == "learned") != (self.max_length is not None):
+            raise ValueError(
+                f"{name}: max_length belongs to position_embedding 'learned' and to no other, "
+                f"got {self.max_length} with {self.position_embedding!r}"
+            )
+
+    def _make_layers(self):
+        same = {"dtype": self.dtype_policy}
+        self.embedding = keras.layers.ReversibleEmbedding(
+            self.vocabulary_size, self.width, embeddings_initializer=normal(), name="embedding", **same
+        )
+        if self.position_embedding == "scaled_sin":
+            self.positions = ScaledSinusoidalEmbedding(self.width, name="positions", **same)
+        elif self.position_embedding == "learned":
+            self.positions = keras.layers.Embedding(
+                self.max_length, self.width, embeddings_initializer=normal(), name="positions", **same
+            )
+        self.blocks = []
+        for i in range(self.depth):
+            mixer = MIXERS.build(self.mixer, causal=self.causal, name="mixer", **same)
+            self.blocks.append(self._block(mixer, f"mixer_{i}"))
+            if self.feedforward is not None:
+                inner = FEEDFORWARDS.build(self.feedforward, name="feedforward", **same)
+                self.blocks.append(self._block(inner, f"feedforward_{i}"))
+        self.final_norm = normalizer(self.norm, name="final_norm", **same)
+
+    def _block(self, inner, name):
+        return ResidualBlock(inner, self.norm, self.dropout, self.remat, name=name, dtype=self.dtype_policy)
+
+    def build(self, input_shape=None):
+        del input_shape  # no weight depends on it
+        activations = (None, None, self.width)
+        self.embedding.build((None, None))
+        if self.position_embedding is not None:
+            self.positions.build((None, None))
+        for layer in (*self.blocks, self.final_norm):
+            layer.build(activations)
+        self.output_bias = self.add_weight(name="output_bias", shape=(self.vocabulary_size,), initializer="zeros")
+        self.built = True
+
+    def encode(self, token_ids, padding_mask=None, segment_ids=None, positions=None, training=None):
+        """Token ids `[b, n]` -> normalised activations `[b, n, d]` of the last layer."""
+        n = token_ids.shape[1]
+        if self.position_embedding == "learned" and n is not None and n > self.max_length:
+            raise ValueError(f"{self.name} has learned positions for max_length={self.max_length} tokens, got {n}")
+        masks = {"padding_mask": padding_mask, "segment_ids": segment_ids}
+        positions = token_positions(token_ids, segment_ids) if positions is None else positions
+        x = self.embedding(token_ids)
+        if self.position_embedding is not None:
+            x = x + self.positions(positions)
+        for block in self.blocks:
+            takes = {**masks, "positions": positions} if hasattr(block.inner, "align") else {}
+            x = block(x, training=training, **takes)
+        return self.final_norm(x)
+
+    def head(self, x):
+        """Activations `[..., d]` -> logits `[..., V]`."""
+        return self.embedding(x, reverse=True) + ops.cast(self.output_bias, self.compute_dtype)
+
+    @property
+    def mixers(self) -> list[keras.layers.Layer]:
+        """The mixer of each block, first to last."""
+        return [block.inner for block in self.blocks if hasattr(block.inner, "align")]
+
+    @property
+    def align(self) -> int:
+        """Where packed documents must start: a multiple of this."""
+        return self.mixers[0].align
+
+    def predicted(self, n: int) -> int:
+        """Positions of a sequence of n tokens on which training runs the head."""
+        return n
+
+    def flops(self, n: int) -> int:
+        """Forward FLOPs of training over one sequence of n tokens, multiply-adds as two, head included."""
+        head = 2 * self.predicted(n) * self.width * self.vocabulary_size
+        return head + sum(block.inner.flops(n) for block in self.blocks)
+
+    def activation_bytes(self, n: int, itemsize: int) -> int:
+        """Estimate of the bytes that one sequence of n tokens keeps for the backward pass, logits in float32."""
+        branches = [self.width if self.remat else block.inner.activations(n) for block in self.blocks]
+        head = self.predicted(n) * self.vocabulary_size * (4 + itemsize)
+        return head + itemsize * n * (sum(branches) + max(block.inner.activations(n) for block in self.blocks))
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), **options(self)}
+
+
+def unpack(inputs: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Call arguments of a model, whose first may be a dictionary of them, as `fit` passes it."""
+    given = dict(inputs) if isinstance(inputs, Mapping) else {"token_ids": inputs}
+    return {**arguments, **given}
