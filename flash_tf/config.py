@@ -1,0 +1,263 @@
+"""One experiment, as frozen dataclasses, and the functions that read it from YAML."""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import yaml
+
+from flash_tf.registry import check_options, hint
+
+FOLDER = Path(__file__).parent / "configs"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Text, tokens, windows."""
+
+    source: dict  # `type` names a file in flash_tf/data/sources; the rest are its options
+    sequence_length: int = 512
+    packing: Literal["concatenate", "documents"] = "concatenate"  # as the papers do; or documents apart, segment_ids
+    tokenizer: str | None = None  # a SentencePiece model; null trains one of the model's vocabulary on the source
+    cache: str | None = None  # where tokens are kept; null is beside the model
+
+    def __post_init__(self):
+        _positive(self, "data", "sequence_length")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MaskingConfig:
+    """BERT's masking: of the chosen tokens 80 % become <mask>, 10 % a random token, 10 % stay."""
+
+    rate: float = 0.15
+    whole_words: bool = False
+
+    def __post_init__(self):
+        if not 0 < self.rate < 1:
+            raise ValueError(f"masking.rate must be between 0 and 1, got {self.rate}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClipConfig:
+    """Gradient clipping by norm."""
+
+    scope: Literal["replica", "global"]  # each replica's mean gradient before the sum, or the sum
+    norm: float
+
+    def __post_init__(self):
+        _positive(self, "optimizer.clip", "norm")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW with a linear warm-up. The defaults are those of all three tasks of the paper."""
+
+    learning_rate: float = 7e-4  # peak
+    schedule: Literal["linear", "cosine", "inverse_sqrt"] = "linear"
+    warmup_steps: int = 10_000
+    final_learning_rate: float = 0.0  # of linear and cosine
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-6
+    weight_decay: float = 0.01  # of matrices; never of norms, biases, scales and offsets
+    clip: ClipConfig | None = None
+
+    def __post_init__(self):
+        _positive(self, "optimizer", "learning_rate", "epsilon")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"optimizer.betas must be two numbers in [0, 1), got {list(self.betas)}")
+        if self.warmup_steps < 0 or self.weight_decay < 0 or self.final_learning_rate < 0:
+            raise ValueError(
+                "optimizer.warmup_steps, weight_decay and final_learning_rate must not be negative, "
+                f"got {self.warmup_steps}, {self.weight_decay} and {self.final_learning_rate}"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How long, and how often."""
+
+    steps: int = 125_000
+    tokens_per_step: int = 2**18  # global: summed over replicas
+    steps_per_loop: int = 100  # steps between returns to Python: progress, checkpoints and signals wait for them
+    seed: int = 0
+    precision: Literal["float32", "mixed_bfloat16"] = "mixed_bfloat16"
+    accumulate: int = 1  # micro-batches whose gradients make one step
+    jit_compile: Literal["auto"] | bool = "auto"  # XLA around forward and backward; auto: where there is a GPU
+    checkpoint_every: int = 1_000  # steps
+    keep: int = 3  # newest checkpoints, beside the best
+
+    def __post_init__(self):
+        _positive(self, "train", "steps", "tokens_per_step", "steps_per_loop", "accumulate", "checkpoint_every", "keep")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """Validation while training, and by `flash-tf evaluate`."""
+
+    every: int | None = 5_000  # steps; null: at the end only
+    windows: int | None = None  # of the validation split; null: all
+
+    def __post_init__(self):
+        for name in ("every", "windows"):
+            if getattr(self, name) is not None:
+                _positive(self, "evaluation", name)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StrategyConfig:
+    """Which devices share the work."""
+
+    type: Literal["one_device", "mirrored", "multi_worker", "tpu"] = "one_device"
+    tpu: str = "local"  # TPU name; "local" on a TPU VM
+    devices: list | None = None  # of mirrored; null: all GPUs, or the CPUs
+    workers: list | None = None  # host:port of each worker of multi_worker; null: as TF_CONFIG says
+    index: int = 0  # of this worker
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """Everything that decides a run. Two runs with equal configs differ only by hardware."""
+
+    model: dict  # `type` names a file in flash_tf/models; the rest are its constructor's options
+    data: DataConfig
+    masking: MaskingConfig | None = None  # of masked models: null is the default; of others: must be null
+    optimizer: OptimizerConfig = OptimizerConfig()
+    train: TrainConfig = TrainConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    strategy: StrategyConfig = StrategyConfig()
+
+    def __post_init__(self):
+        n, tokens = self.data.sequence_length, self.train.tokens_per_step
+        if tokens % (n * self.train.accumulate):
+            raise ValueError(
+                f"train.tokens_per_step ({tokens}) must be a multiple of data.sequence_length ({n})"
+                f" x train.accumulate ({self.train.accumulate})"
+            )
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences per step, over all replicas."""
+        return self.train.tokens_per_step // self.data.sequence_length
+
+
+def names() -> list[str]:
+    """The configs that the package brings, as `mlm_c4/flash`."""
+    return sorted(str(path.relative_to(FOLDER).with_suffix("")) for path in FOLDER.rglob("*.yaml"))
+
+
+def load(name: str, overrides: Iterable[str] = ()) -> Config:
+    """Reads a config.
+
+    Args:
+      name: Path of a YAML file, or the name of one that the package brings.
+      overrides: `key.of.option=value` each, the value as YAML.
+
+    Raises:
+      ValueError: Names the file, the option, what was needed and what came.
+    """
+    path = Path(name)
+    if not path.is_file():
+        path = FOLDER / f"{name}.yaml"
+    if not path.is_file():
+        raise ValueError(f"no config file {name!r}, and none of that name in the package{hint(name, names())}")
+    try:
+        values = yaml.safe_load(path.read_text("utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path}: a config is a mapping with model, data, …; got {type(values).__name__}")
+    for override in overrides:
+        _set(values, override)
+    return from_mapping(Config, values, where=str(path))
+
+
+def _set(values, override):
+    """Applies `key.of.option=value`."""
+    key, equals, text = override.partition("=")
+    if not equals:
+        raise ValueError(f"--set needs key=value, got {override!r}")
+    *parents, last = key.strip().split(".")
+    for parent in parents:
+        if values.get(parent) is None:
+            values[parent] = {}
+        values = values[parent]
+        if not isinstance(values, dict):
+            raise ValueError(f"--set {override}: {parent} is not a mapping")
+    try:
+        values[last] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"--set {override}: the value is not YAML") from error
+
+
+def from_mapping(cls: type, values: Any, *, where: str) -> Any:
+    """Builds dataclass `cls` from nested mappings; an unknown, missing or mistyped key is a ValueError."""
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{where} must be a mapping, got {values!r}")
+    hints, built = get_type_hints(cls), {}
+    for name, value in values.items():
+        nested = _dataclass_in(hints.get(name))
+        if nested is not None and value is not None and not isinstance(value, nested):
+            value = from_mapping(nested, value, where=f"{where}: {name}")
+        if isinstance(value, str) and float in (hints.get(name), *get_args(hints.get(name))) and _is_number(value):
+            raise ValueError(
+                f"{where}: {name} must be float, got {value!r} (str); YAML needs a dot, write {_with_dot(value)}"
+            )
+        built[name] = tuple(value) if isinstance(value, list) and get_origin(hints.get(name)) is tuple else value
+    check_options(cls, built, where=where)
+    return cls(**built)
+
+
+def _dataclass_in(annotation):
+    """The dataclass that an annotation is, or allows beside null."""
+    options = get_args(annotation) if get_origin(annotation) in (typing.Union, types.UnionType) else (annotation,)
+    return next((one for one in options if dataclasses.is_dataclass(one)), None)
+
+
+def _is_number(text):
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _with_dot(text):
+    """A number as YAML 1.1 reads it: 3e-4 -> 3.0e-4."""
+    mantissa, _, exponent = text.lower().partition("e")
+    mantissa = mantissa if "." in mantissa else f"{mantissa}.0"
+    return f"{mantissa}e{exponent if exponent[:1] in '+-' else f'+{exponent}'}" if exponent else mantissa
+
+
+def _positive(config, where, *fields):
+    for name in fields:
+        if getattr(config, name) <= 0:
+            raise ValueError(f"{where}.{name} must be positive, got {getattr(config, name)}")
+
+
+def to_mapping(config: Config) -> dict:
+    """The resolved config as plain YAML values: every default written out."""
+    return yaml.safe_load(yaml.safe_dump(dataclasses.asdict(config, dict_factory=_plain)))
+
+
+def _plain(items):
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in items}
+
+
+def dump(config: Config) -> str:
+    """The resolved config as YAML text."""
+    return yaml.safe_dump(to_mapping(config), sort_keys=False)
+
+
+def differences(a: Mapping, b: Mapping, prefix: str = "") -> list[tuple[str, Any, Any]]:
+    """Keys, dotted, at which two mappings differ, with both values."""
+    found = []
+    for key in sorted({*a, *b}):
+        one, two = a.get(key), b.get(key)
+        if isinstance(one, Mapping) and isinstance(two, Mapping):
+            found += differences(one, two, f"{prefix}{key}.")
+        elif one != two:
+            found.append((f"{prefix}{key}", one, two))
+    return found
