@@ -14,6 +14,12 @@ from flash_tf.registry import check_options, hint
 FOLDER = Path(__file__).parent / "configs"
 
 
+def _positive(config, where, *fields):
+    for name in fields:
+        if getattr(config, name) <= 0:
+            raise ValueError(f"{where}.{name} must be positive, got {getattr(config, name)}")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """Text, tokens, windows."""
@@ -229,12 +235,6 @@ def _with_dot(text):
     mantissa, _, exponent = text.lower().partition("e")
     mantissa = mantissa if "." in mantissa else f"{mantissa}.0"
     return f"{mantissa}e{exponent if exponent[:1] in '+-' else f'+{exponent}'}" if exponent else mantissa
-
-
-def _positive(config, where, *fields):
-    for name in fields:
-        if getattr(config, name) <= 0:
-            raise ValueError(f"{where}.{name} must be positive, got {getattr(config, name)}")
 
 
 def to_mapping(config: Config) -> dict:

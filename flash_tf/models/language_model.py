@@ -114,20 +114,16 @@ class LanguageModel(keras.Model):
         """Where packed documents must start: a multiple of this."""
         return self.mixers[0].align
 
-    def predicted(self, n: int) -> int:
-        """Positions of a sequence of n tokens on which training runs the head."""
-        return n
-
-    def flops(self, n: int) -> int:
-        """Forward FLOPs of training over one sequence of n tokens, multiply-adds as two, head included."""
-        head = 2 * self.predicted(n) * self.width * self.vocabulary_size
+    def flops(self, n: int, predicted: int) -> int:
+        """Forward FLOPs over one sequence of n tokens, multiply-adds as two, the head on `predicted` positions."""
+        head = 2 * predicted * self.width * self.vocabulary_size
         return head + sum(block.inner.flops(n) for block in self.blocks)
 
-    def activation_bytes(self, n: int, itemsize: int) -> int:
-        """Estimate of the bytes that one sequence of n tokens keeps for the backward pass, logits in float32."""
-        branches = [self.width if self.remat else block.inner.activations(n) for block in self.blocks]
-        head = self.predicted(n) * self.vocabulary_size * (4 + itemsize)
-        return head + itemsize * n * (sum(branches) + max(block.inner.activations(n) for block in self.blocks))
+    def activation_bytes(self, n: int, predicted: int, itemsize: int) -> int:
+        """Estimate of the bytes that one sequence keeps for the backward pass: layers, and logits in float32 too."""
+        kept = [block.inner.activations(n) for block in self.blocks]
+        layers = len(kept) * self.width + max(kept) if self.remat else sum(kept)
+        return itemsize * n * layers + predicted * self.vocabulary_size * (4 + itemsize)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), **options(self)}

@@ -43,7 +43,6 @@ class MaskedLM(LanguageModel):
     """
 
     causal = False
-    masked_share = 0.15  # of the tokens, on which training runs the head; the paper's rate
 
     def __init__(
         self,
@@ -76,9 +75,6 @@ class MaskedLM(LanguageModel):
         if at is not None:
             x = ops.take_along_axis(x, ops.expand_dims(ops.cast(at, "int32"), -1), axis=1)
         return self.head(x)
-
-    def predicted(self, n: int) -> int:
-        return round(self.masked_share * n)
 
     def decode_state_bytes(self, n: int, itemsize: int = 2) -> None:
         """None: a masked model does not decode."""

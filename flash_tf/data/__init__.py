@@ -1,0 +1,1 @@
+"""From documents to token windows: sources, tokenizer, token cache, packing, masking."""

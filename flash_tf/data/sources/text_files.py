@@ -1,0 +1,227 @@
+"""Text files, on a disk or in a bucket: plain text or JSON lines, compressed or not."""
+
+import gzip
+import io
+import itertools
+import json
+import lzma
+import math
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import IO, Literal
+
+import tensorflow as tf
+
+from flash_tf.data.sources import SOURCES
+
+PIECE_BYTES = 16 << 20
+OPENERS = {".gz": gzip.open, ".xz": lzma.open}
+# ` = Title = ` with a blank line after it. ` = = Section = = ` is none, nor are the rows of tables that look like one.
+HEADING = re.compile(rb" ?= [^=](.*[^=])? = ?\r?\n?")
+
+# Whether a line begins a document, given the line that follows it.
+BEGINS: dict[str, Callable[[bytes, bytes], bool]] = {
+    "file": lambda line, following: False,
+    "line": lambda line, following: True,
+    "key": lambda line, following: True,
+    "heading": lambda line, following: bool(HEADING.fullmatch(line)) and not following.strip(),
+}
+
+
+@dataclass(frozen=True)
+class Span:
+    """The documents of a file whose first byte is at `start` or later and before `stop`."""
+
+    path: str
+    start: int
+    stop: float
+
+
+@SOURCES.register("text_files")
+class TextFiles:
+    """The documents of all files that the globs match, in the order of the globs and, within one, of the paths.
+
+    Files are UTF-8; `.gz` and `.xz` are unpacked. Documents without text are left out. Plain files of several documents
+    are read in ranges of 16 MB, small files in groups of as much; any other file is read as one piece.
+
+    Args:
+      train: A glob or a list of them. `~` is the home folder, `gs://` a bucket.
+      validation: Another.
+      documents: What a document is: a `file`, a `line`, the string under `key` of each line's JSON object, or what
+        stands from one `heading` ` = Title = ` to the next, as in WikiText.
+      key: For documents of type `key`.
+      counts_words: Whether perplexity is also reported per word.
+    """
+
+    def __init__(
+        self,
+        train: str | list[str],
+        validation: str | list[str],
+        documents: Literal["file", "line", "key", "heading"] = "file",
+        key: str = "text",
+        counts_words: bool = False,
+    ):
+        globs = {"train": train, "validation": validation}
+        self.globs = {split: [one] if isinstance(one, str) else list(one) for split, one in globs.items()}
+        self.document = documents
+        self.key = key
+        self.counts_words = counts_words
+        self._found: dict[str, dict[str, int]] = {}  # by split, since listing a bucket takes long
+
+    def shards(self, split: str) -> list[str]:
+        pieces = self._pieces(split)
+        if not any(True for piece in pieces for _ in self.documents(split, piece)):  # stops at the first document
+            raise ValueError(
+                f"source 'text_files' needs text for {split}, found none in {', '.join(self.globs[split])}"
+            )
+        return list(pieces)
+
+    def documents(self, split: str, shard: str) -> Iterator[str]:
+        for span in self._pieces(split)[shard]:
+            for offset, document in _documents(span, BEGINS[self.document]):
+                text = _decode(span.path, offset, document)
+                if text.strip() and self.document == "key":
+                    text = _value(span.path, offset, text, self.key)
+                if text.strip():
+                    yield text
+
+    def identity(self) -> dict:
+        files = {split: [[path, size] for path, size in self._files(split).items()] for split in self.globs}
+        return {**files, "documents": self.document, "key": self.key}
+
+    def _pieces(self, split: str) -> dict[str, list[Span]]:
+        pieces, room = [], 0
+        for path, size in self._files(split).items():
+            count = 1 if self.document == "file" or _opener(path) else math.ceil(size / PIECE_BYTES)
+            ends = [size * i // count for i in range(count)] + [math.inf]  # of a packed file the text's size is unknown
+            for start, stop in itertools.pairwise(ends):
+                if room < size // count:
+                    pieces.append([])
+                    room = PIECE_BYTES
+                pieces[-1].append(Span(path, start, stop))
+                room -= size // count
+        return {f"{split}-{i:05d}-of-{len(pieces):05d}": piece for i, piece in enumerate(pieces)}
+
+    def _files(self, split: str) -> dict[str, int]:
+        """Paths and sizes in bytes; ValueError for a glob that matches no file and for a file without a byte."""
+        if split not in self._found:
+            self._found[split] = {}
+            for glob in self.globs[split]:
+                self._found[split].update(_matches(split, glob))
+        return self._found[split]
+
+
+class StoredBytes(io.RawIOBase):
+    """What `tf.io.gfile` opens, as Python's readers take it.
+
+    GFile's own lines lack carriage returns, so a byte's place in the file could not be told from them.
+    """
+
+    def __init__(self, path: str):
+        self._file = tf.io.gfile.GFile(path, "rb")
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:
+        data = self._file.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._file.seek(offset, whence=whence)
+        return self._file.tell()
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _matches(split: str, glob: str) -> dict[str, int]:
+    try:
+        stats = {path: tf.io.gfile.stat(path) for path in sorted(tf.io.gfile.glob(os.path.expanduser(glob)))}
+    except tf.errors.OpError as error:
+        raise OSError(f"the files {glob} for {split} cannot be listed: {error.message}") from None
+    sizes = {path: stat.length for path, stat in stats.items() if not stat.is_directory}
+    if not sizes:
+        raise ValueError(f"source 'text_files' needs files for {split}, but {glob!r} matches none")
+    for path, size in sizes.items():
+        if not size:
+            raise ValueError(f"{path} is empty")
+    return sizes
+
+
+def _opener(path: str) -> Callable[..., IO[bytes]] | None:
+    return OPENERS.get(os.path.splitext(path)[1])
+
+
+def _lines(path: str, start: int) -> Iterator[tuple[int, bytes]]:
+    """Lines that begin at byte `start` of the unpacked file or later, each with its first byte's number."""
+    try:
+        with io.BufferedReader(StoredBytes(path), 1 << 20) as stored:
+            file = opener(stored) if (opener := _opener(path)) else stored
+            if start:  # the line that reaches here from before is not ours
+                file.seek(start - 1)
+                start += len(file.readline()) - 1
+            for line in file:
+                yield start, line
+                start += len(line)
+    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
+        raise ValueError(f"{path} is not a whole compressed file: {error}") from None
+    except tf.errors.OpError as error:
+        raise OSError(f"{path} cannot be read: {error.message}") from None
+
+
+def _documents(span: Span, begins: Callable[[bytes, bytes], bool]) -> Iterator[tuple[int, bytes]]:
+    """Documents of a span, each with its first byte's number. One may reach beyond the span, none begins there."""
+    first, document, ours = 0, [], span.start == 0  # a file's first line begins a document, heading or not
+    lines = itertools.chain(_lines(span.path, span.start), [(0, b"")])
+    for (offset, line), (_, following) in itertools.pairwise(lines):
+        if begins(line, following):
+            if document:
+                yield first, b"".join(document)
+            if offset >= span.stop:
+                return
+            first, document, ours = offset, [], True
+        if ours:
+            document.append(line)
+    if document:
+        yield first, b"".join(document)
+
+
+def _decode(path: str, offset: int, document: bytes) -> str:
+    """The text; ValueError with the first byte that is none. A byte order mark is dropped."""
+    try:
+        text = document.decode("utf-8")
+        bad = document.find(b"\0")
+    except UnicodeDecodeError as error:
+        bad = error.start
+    if bad >= 0:
+        raise ValueError(f"{path} needs UTF-8 text, got byte 0x{document[bad]:02x} at byte {offset + bad}")
+    return text.removeprefix("\ufeff")
+
+
+def _value(path: str, offset: int, text: str, key: str) -> str:
+    """The string under `key` in a line's JSON object; ValueError with the line's number if there is none."""
+    try:
+        record = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{_place(path, offset)} needs JSON, got {text.strip()[:40]!r}: {error.msg}") from None
+    if not isinstance(record, dict):
+        raise ValueError(f"{_place(path, offset)} needs a JSON object, got a {type(record).__name__}")
+    if key not in record:
+        raise ValueError(f"{_place(path, offset)} has no key {key!r}; its keys are: {', '.join(record)}")
+    if not isinstance(record[key], str):
+        raise ValueError(f"{_place(path, offset)} needs a string under {key!r}, got {record[key]!r}")
+    return record[key].encode("utf-8", "replace").decode()  # JSON may escape half a surrogate pair, which no file holds
+
+
+def _place(path: str, offset: int) -> str:
+    numbers = (number for number, (start, _) in enumerate(_lines(path, 0), 1) if start == offset)
+    return f"{path}, line {next(numbers)}"

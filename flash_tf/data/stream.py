@@ -1,0 +1,259 @@
+"""The order in which windows are read: shuffled and endless for training, once through and padded for evaluation."""
+
+import math
+import threading
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from flash_tf.data.packing import Packing, Windows
+from flash_tf.data.token_cache import TokenCache
+
+Batch = dict[str, np.ndarray]
+
+
+class WindowStream:
+    """The training windows of a split; its position is one integer, the number of windows read so far.
+
+    Every epoch visits the shards in an order of its own, and the windows of each shard in an order of their own, all
+    drawn from `seed`: any position can be read at once, and reading on from it is the same as never having stopped.
+    Shards are tokenised by a background thread from the moment the stream is made, in the order of their reading and
+    no further than `limit`, so that reading starts when the first is done.
+
+    Args:
+      cache: The tokenised split.
+      sequence_length: n.
+      overlap: 1 for next-token prediction, 0 for masked; see `Packing`.
+      packing: "concatenate" or "documents"; see `Packing`. A concatenated shard's last, partial window is dropped.
+      align: Where packed documents may start.
+      seed: Of the order; not negative.
+      limit: How many windows the run reads in all, from position 0.
+
+    Raises:
+      ValueError: For a limit below 1, and by `Packing`.
+    """
+
+    def __init__(
+        self,
+        cache: TokenCache,
+        *,
+        sequence_length: int,
+        overlap: int,
+        packing: str,
+        align: int,
+        seed: int,
+        limit: int,
+    ):
+        if limit < 1:
+            raise ValueError(f"limit must be at least 1 window, got {limit}")
+        self._cache = cache
+        self._packing = Packing(kind=packing, sequence_length=sequence_length, overlap=overlap, align=align)
+        self._seed = seed
+        self._limit = limit
+        self._counts: dict[int, int] = {}  # windows of each shard seen so far
+        self._open: tuple[tuple[int, int], Windows, np.ndarray] | None = None  # the shard that was read last
+        self._failure: Exception | None = None
+        # A daemon, so that a run that ends early does not wait for shards it will never read.
+        threading.Thread(target=self._tokenise_ahead, daemon=True).start()
+
+    def batch(self, position: int, count: int) -> Batch:
+        """The windows `position` to `position + count - 1`.
+
+        Returns:
+          `tokens` int32 `[count, n + overlap]`; `segment_ids` of the same shape if documents are packed; `window`
+          int32 `[count, 2]`, the epoch and the window's number in it, the same whoever reads it.
+
+        Raises:
+          ValueError: When the whole split has no window.
+          OSError: When a shard cannot be tokenised, here or ahead in the background.
+        """
+        if self._failure is not None:
+            raise self._failure
+        parts, window = [], []
+        while len(window) < count:
+            epoch, number, shard, start = self._locate(position + len(window))
+            windows, order = self._shuffled(epoch, shard)
+            indices = order[start : start + count - len(window)]
+            parts.append((windows, indices))
+            window += [(epoch, number + i) for i in range(len(indices))]
+        return _read(parts, window, self._packing)
+
+    def dataset(self, position: int, batch_size: int, pipelines: int = 1, pipeline: int = 0) -> tf.data.Dataset:
+        """The batches from `position` up to the limit, or one input pipeline's rows of each.
+
+        Args:
+          position: Windows read before, by all pipelines together.
+          batch_size: Windows in a global batch.
+          pipelines: How many share each batch, row by row: the first takes the first `batch_size / pipelines`.
+          pipeline: Which of them this is.
+
+        Returns:
+          A deterministic dataset of what `batch` returns, with static shapes.
+
+        Raises:
+          ValueError: When the pipelines cannot have equal shares.
+        """
+        if batch_size % pipelines or not 0 <= pipeline < pipelines:
+            raise ValueError(
+                f"batch_size must divide by the number of input pipelines and pipeline be one of them, got "
+                f"batch_size {batch_size}, pipelines {pipelines}, pipeline {pipeline}"
+            )
+        rows = batch_size // pipelines
+
+        def batches() -> Iterator[Batch]:
+            for start in range(position, self._limit, batch_size):
+                yield self.batch(start + pipeline * rows, rows)
+
+        width = self._packing.sequence_length + self._packing.overlap
+        shapes = {"tokens": (rows, width), "window": (rows, 2)}
+        if self._packing.kind == "documents":
+            shapes["segment_ids"] = (rows, width)
+        signature = {name: tf.TensorSpec(shape, tf.int32) for name, shape in shapes.items()}
+        return tf.data.Dataset.from_generator(batches, output_signature=signature).prefetch(tf.data.AUTOTUNE)
+
+    def _tokenise_ahead(self) -> None:
+        try:
+            self._locate(self._limit - 1)
+        except Exception as error:  # whatever it is, the reader raises it
+            self._failure = error
+
+    def _locate(self, position: int) -> tuple[int, int, int, int]:
+        """The epoch, the number in it, the shard and the place in that shard's order of a window.
+
+        Tokenises the shards that come before it in the first epoch, and no others.
+        """
+        epoch, number = 0, position
+        while True:
+            before = 0
+            for shard in _shuffle(len(self._cache.shards), self._seed, epoch, 0).tolist():
+                if number < before + self._count(shard):
+                    return epoch, number, shard, number - before
+                before += self._count(shard)
+            if before == 0:
+                documents = self._packing.kind == "documents"
+                raise _no_window(self._cache, 1 if documents else self._packing.sequence_length)
+            epoch, number = divmod(position, before)
+
+    def _count(self, shard: int) -> int:
+        if shard not in self._counts:
+            self._counts[shard] = len(self._windows(shard))
+        return self._counts[shard]
+
+    def _windows(self, shard: int) -> Windows:
+        return self._packing.cut(self._cache.get(shard), self._cache.tokenizer, keep_partial=False)
+
+    def _shuffled(self, epoch: int, shard: int) -> tuple[Windows, np.ndarray]:
+        """A shard's windows and their order in this epoch."""
+        opened = self._open
+        if opened is None or opened[0] != (epoch, shard):
+            windows = self._windows(shard)
+            order = _shuffle(len(windows), self._seed, epoch, shard + 1)
+            self._open = opened = (epoch, shard), windows, order
+        return opened[1], opened[2]
+
+
+class EvaluationBatches:
+    """A split once through, in its own order, in batches of one size; iterate over it as often as wanted.
+
+    Partial windows are padded, so every token is there once (with overlap 1, is a target once), and the last batch
+    is filled up with rows of padding. The shards that are needed are tokenised when this is made.
+
+    Args:
+      cache: The tokenised split.
+      sequence_length: n.
+      overlap: 1 for next-token prediction, 0 for masked; see `Packing`.
+      packing: "concatenate" or "documents"; see `Packing`.
+      align: Where packed documents may start.
+      batch_size: Rows in every batch.
+      windows: Read only this many from the beginning; None for all.
+
+    Attributes:
+      tokens: How many tokens of text, eos included, the batches hold.
+      words: Whitespace-separated words of the original text; None when `windows` cuts the split short, for then the
+        tokens are not those of the words.
+
+    Raises:
+      ValueError: When there is no window, and by `Packing`.
+    """
+
+    def __init__(
+        self,
+        cache: TokenCache,
+        *,
+        sequence_length: int,
+        overlap: int,
+        packing: str,
+        align: int,
+        batch_size: int,
+        windows: int | None = None,
+    ):
+        if windows is not None and windows < 1:
+            raise ValueError(f"windows must be at least 1, or None for all, got {windows}")
+        self._packing = Packing(kind=packing, sequence_length=sequence_length, overlap=overlap, align=align)
+        self._pad_id = cache.tokenizer.pad_id
+        self._batch_size = batch_size
+        self._shards: list[Windows] = []
+        self._count, self.tokens, words, left_out = 0, 0, 0, 0
+        rest = math.inf if windows is None else windows
+        while self._count < rest and len(self._shards) < len(cache.shards):
+            shard = cache.get(len(self._shards))
+            cut = self._packing.cut(shard, cache.tokenizer, keep_partial=True)
+            taken = min(rest - self._count, len(cut))
+            self._shards.append(cut)
+            self._count += taken
+            self.tokens += cut.text_tokens(taken)
+            words += shard.words
+            left_out += len(cut) - taken
+        if self._count == 0:
+            raise _no_window(cache, 1)
+        self.words = words if left_out == 0 and len(self._shards) == len(cache.shards) else None
+
+    def __len__(self) -> int:
+        return -(-self._count // self._batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yields what `WindowStream.batch` returns; the epoch is 0 and the numbers count through the split."""
+        sizes = np.array([len(windows) for windows in self._shards])
+        ends = np.cumsum(sizes)
+        for start in range(0, self._count, self._batch_size):
+            numbers = np.arange(start, min(start + self._batch_size, self._count))
+            shard = np.searchsorted(ends, numbers, side="right")
+            parts = [(self._shards[s], numbers[shard == s] - (ends - sizes)[s]) for s in np.unique(shard)]
+            batch = _read(parts, [(0, number) for number in numbers], self._packing)
+            yield self._filled(batch)
+
+    def _filled(self, batch: Batch) -> Batch:
+        missing = self._batch_size - len(batch["tokens"])
+        return {
+            name: np.pad(rows, ((0, missing), (0, 0)), constant_values=self._pad_id if name == "tokens" else 0)
+            for name, rows in batch.items()
+        }
+
+
+def _read(parts: Sequence[tuple[Windows, np.ndarray]], window: list[tuple[int, int]], packing: Packing) -> Batch:
+    """The rows of the parts, one after the other."""
+    batch = {
+        "tokens": np.concatenate([windows.tokens(indices) for windows, indices in parts]),
+        "window": np.array(window, np.int32),
+    }
+    if packing.kind == "documents":
+        batch["segment_ids"] = np.concatenate([windows.segment_ids(indices) for windows, indices in parts])
+    return batch
+
+
+def _shuffle(count: int, seed: int, epoch: int, purpose: int) -> np.ndarray:
+    """The numbers below `count` in an order drawn from the other arguments.
+
+    NumPy promises to keep a bit generator's raw stream as it is, but not what `Generator.permutation` makes of it.
+    """
+    raw = np.random.PCG64(np.random.SeedSequence([seed, epoch, purpose])).random_raw(count)
+    return np.argsort(raw, kind="stable")
+
+
+def _no_window(cache: TokenCache, needed: int) -> ValueError:
+    longest = max(len(cache.get(index).tokens) for index in range(len(cache.shards)))
+    return ValueError(
+        f"the {cache.split} split has no window: a shard of at least {needed} tokens is needed, "
+        f"the longest of its {len(cache.shards)} has {longest}"
+    )

@@ -1,0 +1,181 @@
+"""The tokens of a split on disk: each shard is tokenised once, when it is first wanted, and memory-mapped after."""
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from flash_tf.data.sources import Source
+
+if TYPE_CHECKING:  # the tokenizer brings TensorFlow Text, which reading tokens does not need
+    from flash_tf.data.tokenizer import Tokenizer
+
+Report = Callable[[int, int, str], None]
+
+BATCH_CHARACTERS = 1 << 22  # 4 MB of text and its tokens are in memory at a time, whatever the shard's size
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizedShard:
+    """The documents of one shard as tokens.
+
+    Attributes:
+      tokens: uint16 `[t]` (int32 for vocabularies above 65,536), memory-mapped: the documents one after the other,
+        each followed by eos. Documents without tokens are left out.
+      offsets: int64 `[documents + 1]`, memory-mapped; document i, its eos included, is
+        `tokens[offsets[i] : offsets[i + 1]]`.
+      words: Whitespace-separated words of the original text.
+      bytes: UTF-8 bytes of the original text.
+    """
+
+    tokens: np.ndarray
+    offsets: np.ndarray
+    words: int
+    bytes: int
+
+
+class TokenCache:
+    """The tokenised shards of one split of one source.
+
+    A shard is two array files and a marker that gives their sizes. All are written under temporary names and renamed,
+    the marker last, so a process killed at any moment leaves a whole shard or none. A file lock per shard lets
+    threads and processes share a cache: whoever comes second waits and finds the shard done.
+
+    Args:
+      directory: Where caches are kept. This one gets a folder in it named by the split and a hash of the tokenizer,
+        the source and the split; `about.json` there says what they are.
+      source: Gives the documents.
+      tokenizer: Gives their tokens.
+      split: "train" or "validation".
+      report: Called as `report(done, total, unit)` after each shard that had to be tokenised, on the thread that did
+        it: `done` of the split's `total` shards are now kept; `unit` is "train shards" or "validation shards".
+
+    Raises:
+      ValueError: By the source, when it has no such split.
+    """
+
+    def __init__(
+        self, directory: str, source: Source, tokenizer: "Tokenizer", split: str, report: Report | None = None
+    ):
+        self.tokenizer = tokenizer
+        self.split = split
+        self.shards = source.shards(split)
+        self._source = source
+        self._report = report
+        self._about = json.dumps(
+            {"split": split, "source": source.identity(), "tokenizer": tokenizer.fingerprint}, indent=2, sort_keys=True
+        )
+        self.directory = Path(directory) / f"{split}-{hashlib.sha256(self._about.encode()).hexdigest()[:16]}"
+        self._dtype = np.dtype(np.uint16 if tokenizer.vocabulary_size <= 1 << 16 else np.int32)
+
+    def get(self, index: int) -> TokenizedShard:
+        """The shard `shards[index]`, tokenised first if it is not kept whole.
+
+        Raises:
+          OSError: When it cannot be written, as on a full disk; nothing half-written is left behind.
+        """
+        if (shard := self._kept(index)) is not None:
+            return shard
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with open(self._path(index, "lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if (shard := self._kept(index)) is not None:
+                return shard
+            self._keep(index)
+        if self._report is not None:
+            self._report(len(list(self.directory.glob("[0-9]*.json"))), len(self.shards), f"{self.split} shards")
+        return self._kept(index)
+
+    def _path(self, index: int, suffix: str) -> Path:
+        return self.directory / f"{index:05d}.{suffix}"
+
+    def _kept(self, index: int) -> TokenizedShard | None:
+        """The shard on disk, or None where it is missing, cut short or damaged."""
+        try:
+            marker = json.loads(self._path(index, "json").read_text())
+            name, size, documents = marker["shard"], marker["tokens"], marker["documents"]
+            tokens = _mapped(self._path(index, "tokens"), self._dtype, size)
+            offsets = _mapped(self._path(index, "offsets"), np.dtype(np.int64), documents + 1)
+            if name != self.shards[index] or offsets[-1] != size:
+                return None
+            return TokenizedShard(tokens=tokens, offsets=offsets, words=marker["words"], bytes=marker["bytes"])
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return None
+
+    def _keep(self, index: int) -> None:
+        """Tokenises the shard and writes its files."""
+        (self.directory / "about.json").write_text(self._about + "\n")
+        self._path(index, "json").unlink(missing_ok=True)  # from here on the old files, if any, count for nothing
+        lengths, words, size = [0], 0, 0
+        with (  # renamed in the reverse order: the marker last
+            _renamed_when_done(self._path(index, "json")) as marker_file,
+            _renamed_when_done(self._path(index, "tokens")) as tokens_file,
+            _renamed_when_done(self._path(index, "offsets")) as offsets_file,
+        ):
+            for texts in _batches(self._source.documents(self.split, self.shards[index])):
+                documents = [ids for ids in self.tokenizer.encode(texts) if len(ids)]
+                lengths += [len(ids) + 1 for ids in documents]
+                words += sum(len(text.split()) for text in texts)
+                size += sum(len(text.encode()) for text in texts)
+                stored = (np.append(ids, self.tokenizer.eos_id).astype(self._dtype) for ids in documents)
+                _write(tokens_file, b"".join(ids.tobytes() for ids in stored))
+            offsets = np.cumsum(lengths, dtype=np.int64)
+            _write(offsets_file, offsets.tobytes())
+            marker = {
+                "shard": self.shards[index],
+                "documents": len(offsets) - 1,
+                "tokens": int(offsets[-1]),
+                "words": words,
+                "bytes": size,
+            }
+            _write(marker_file, json.dumps(marker).encode())
+
+
+def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
+    """Runs of documents of about `BATCH_CHARACTERS` together."""
+    batch, size = [], 0
+    for text in documents:
+        batch.append(text)
+        size += len(text)
+        if size >= BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    yield batch
+
+
+def _mapped(path: Path, dtype: np.dtype, size: int) -> np.ndarray:
+    """The array in a file, which must hold exactly `size` elements."""
+    if path.stat().st_size != size * dtype.itemsize:
+        raise ValueError(f"{path} needs {size * dtype.itemsize} bytes, got {path.stat().st_size}")
+    return np.memmap(path, dtype, "r") if size else np.zeros(0, dtype)  # an empty file cannot be mapped
+
+
+@contextmanager
+def _renamed_when_done(path: Path) -> Iterator[FileIO]:
+    """A file to write that appears as `path` only when all is written, and not at all after an error."""
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        with open(partial, "wb", buffering=0) as file:
+            yield file
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def _write(file: FileIO, data: bytes) -> None:
+    rest = memoryview(data)
+    try:
+        while rest:
+            rest = rest[file.write(rest) :]  # a disk that fills takes a part first and refuses the next
+    except OSError as error:
+        raise OSError(error.errno, f"cannot keep the tokens of a shard: {error.strerror}", file.name) from error

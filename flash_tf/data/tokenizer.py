@@ -1,0 +1,200 @@
+"""SentencePiece pieces for text, and back."""
+
+import hashlib
+import io
+import os
+import re
+from collections.abc import Iterable, Iterator
+from itertools import chain
+
+import numpy as np
+import sentencepiece
+import tensorflow as tf
+import tensorflow_text
+from google.protobuf.message import DecodeError
+from sentencepiece import sentencepiece_model_pb2
+
+MASK, CLS = "<mask>", "<cls>"
+
+# Training reads this much text, spread evenly over it takes this much for its sample: 8,000 pieces in about 10 s.
+READ_CHARACTERS, SAMPLE_CHARACTERS = 32_000_000, 4_000_000
+# The trainer drops sentences of more than 4,192 bytes; 1,000 characters are 4,000 at most. Words stay whole.
+SENTENCE = re.compile(r"\S.{0,999}(?!\S)|\S.{0,999}")
+# Not after "▁": the normaliser strips it from the end of a text as if it were a space.
+CHUNK = re.compile(r"(?s).{1024,}?(?<!▁)[ \n]|.+")
+CHUNKS_AT_A_TIME = 4096
+
+
+class Tokenizer:
+    """A SentencePiece unigram model, applied by TF-Text, with the ids that masked language models need.
+
+    `<mask>` and `<cls>` are pieces of a model that `train` made. A model without them, as T5's, gives them its last two
+    ids, whose pieces are lost: text that would yield them yields `unk_id`. No text yields a special id.
+
+    Normalisation is the model's. NFKC, the usual one, makes every run of blanks and newlines one blank, so `decode`
+    does not give them back.
+
+    Attributes:
+      vocabulary_size: Number of pieces, V.
+      pad_id, eos_id, unk_id, mask_id, cls_id: Ids below V.
+      special_ids: pad, eos, mask and cls.
+      starts_word: bool `[V]`, whether a piece begins a word ("▁") or is special.
+      fingerprint: The same for the same model and special ids.
+    """
+
+    def __init__(self, model: bytes, *, where: str = "the tokenizer model"):
+        """Takes the bytes of a `.model` file; ValueError, naming `where`, if they are none that can be used."""
+        pieces = _read_pieces(model, where)
+        self._model = model
+        self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        # Faster than Python's (10 MB/s a core against 5 to 7); SentencepieceTokenizer would not survive set_seed.
+        self._fast = tensorflow_text.FastSentencepieceTokenizer(model)
+        self.vocabulary_size = len(pieces)
+        self.pad_id, self.eos_id, self.unk_id = (
+            getattr(self._processor, name)() for name in ("pad_id", "eos_id", "unk_id")
+        )
+        if MASK not in pieces or CLS not in pieces:
+            pieces[-2:] = MASK, CLS
+        self.mask_id, self.cls_id = pieces.index(MASK), pieces.index(CLS)
+        self._pieces = pieces
+        special = list(self.special_ids)
+        self.starts_word = np.array([piece.startswith("▁") for piece in pieces])
+        self.starts_word[special] = True
+        self._from_text = np.arange(len(pieces), dtype=np.int32)
+        self._from_text[special] = self.unk_id
+        self.fingerprint = hashlib.sha256(model + repr(self.special_ids).encode()).hexdigest()
+
+    @property
+    def special_ids(self) -> tuple[int, int, int, int]:
+        return self.pad_id, self.eos_id, self.mask_id, self.cls_id
+
+    @classmethod
+    def load(cls, path: str) -> "Tokenizer":
+        """Reads a `.model` file, local or in a bucket.
+
+        OSError if there is none; ValueError unless it is a unigram model with pad, eos and unk that TF-Text reads
+        as SentencePiece does.
+        """
+        try:
+            with tf.io.gfile.GFile(os.path.expanduser(path), "rb") as file:
+                model = file.read()
+        except tf.errors.OpError as error:
+            raise OSError(f"tokenizer model {path} cannot be read: {error.message}") from None
+        return cls(model, where=f"tokenizer model {path}")
+
+    @classmethod
+    def train(cls, documents: Iterator[str], vocabulary_size: int) -> "Tokenizer":
+        """Makes a model of exactly `vocabulary_size` pieces, the same for the same documents.
+
+        Reads the first 32 million characters and samples 4 million of them. ValueError if they hold too few different
+        pieces, saying how many are possible, or more characters than `vocabulary_size`.
+        """
+        sentences, size = [], 0
+        for document in documents:
+            sentences += SENTENCE.findall(document)
+            size += len(document)
+            if size >= READ_CHARACTERS:
+                break
+        model = io.BytesIO()
+        try:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=(_utf8(s) for s in sentences[:: -(-size // SAMPLE_CHARACTERS) or 1]),
+                model_writer=model,
+                model_type="unigram",
+                vocab_size=vocabulary_size,
+                pad_id=0,
+                eos_id=1,
+                unk_id=2,
+                bos_id=-1,
+                control_symbols=[MASK, CLS],
+                shuffle_input_sentence=False,
+                num_threads=1,
+                minloglevel=2,
+            )
+        except RuntimeError as error:
+            raise ValueError(_why_training_failed(str(error), vocabulary_size)) from None
+        return cls(model.getvalue())
+
+    def save(self, path: str) -> None:
+        """Writes the model's bytes as they were loaded or trained; OSError if `path` cannot be written."""
+        try:
+            with tf.io.gfile.GFile(os.path.expanduser(path), "wb") as file:
+                file.write(self._model)
+        except tf.errors.OpError as error:
+            raise OSError(f"tokenizer model {path} cannot be written: {error.message}") from None
+
+    def encode(self, texts: list[str]) -> list[np.ndarray]:
+        """The ids of each text, int32 `[length]`, without eos.
+
+        Texts are tokenised in chunks of about a thousand characters that end at a blank, which no piece crosses: the
+        scores of a long text, added in float32, would drown the difference between two ways to cut a word.
+        """
+        cut = [CHUNK.findall(text) for text in texts]
+        chunks = [_utf8(chunk) for chunk in chain.from_iterable(cut)]
+        ids, lengths = [np.zeros(0, np.int32)], [np.zeros(1, np.int64)]
+        for start in range(0, len(chunks), CHUNKS_AT_A_TIME):
+            ragged = self._fast.tokenize(tf.constant(chunks[start : start + CHUNKS_AT_A_TIME]))
+            ids.append(self._from_text[ragged.flat_values.numpy()])
+            lengths.append(ragged.row_lengths().numpy())
+        chunk_ends = np.cumsum(np.concatenate(lengths))
+        text_ends = chunk_ends[np.cumsum([len(chunks) for chunks in cut], dtype=np.int64)]
+        return np.split(np.concatenate(ids), text_ends)[:-1]
+
+    def encode_with_masks(self, text: str) -> np.ndarray:
+        """The ids of `text`, int32 `[length]`, in which each literal `<mask>` is `mask_id`.
+
+        What follows a `<mask>` begins a word, as it would after a blank.
+        """
+        first, *rest = self.encode(text.split(MASK))
+        mask = np.array([self.mask_id], np.int32)
+        return np.concatenate([first, *chain.from_iterable((mask, ids) for ids in rest)])
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of `ids`: a mask reads `<mask>`, an unknown piece `⁇`; pad, eos and cls leave no trace."""
+        unseen = {self.pad_id, self.eos_id, self.cls_id}
+        pieces = [" " + MASK if i == self.mask_id else self._pieces[i] for i in ids if i not in unseen]
+        return self._processor.decode_pieces(pieces).strip()
+
+    def piece(self, id: int) -> str:
+        """The piece as the model spells it, a leading blank being "▁"."""
+        return self._pieces[id]
+
+
+def _read_pieces(model: bytes, where: str) -> list[str]:
+    """The model's pieces; ValueError where TF-Text's fast tokenizer would fail or, silently, differ."""
+    try:
+        proto = sentencepiece_model_pb2.ModelProto.FromString(model)
+    except DecodeError:
+        proto = sentencepiece_model_pb2.ModelProto()
+    kinds = {piece.type for piece in proto.pieces}
+    if sentencepiece_model_pb2.ModelProto.SentencePiece.UNKNOWN not in kinds:
+        raise ValueError(f"{where} is no SentencePiece model with an unk piece ({len(model)} bytes)")
+    trainer = proto.trainer_spec
+    normalized = sentencepiece.SentencePieceProcessor(model_proto=model).normalize("a \n b")
+    pieces = [piece.piece for piece in proto.pieces]
+    needs = {
+        "model_type unigram": trainer.model_type == trainer.UNIGRAM,
+        "byte_fallback off": not trainer.byte_fallback,
+        "normalisation of 'a \\n b' to '▁a▁b'": normalized == "▁a▁b",
+        "pieces that cross no blank": not any("▁" in piece[1:] for piece in pieces),
+        f"a pad piece called {trainer.pad_piece}": trainer.pad_piece in pieces,
+        f"an eos piece called {trainer.eos_piece}": trainer.eos_piece in pieces,
+    }
+    if lacking := [need for need, met in needs.items() if not met]:
+        raise ValueError(f"{where} is not usable: it needs {', '.join(lacking)}")
+    return pieces
+
+
+def _why_training_failed(message: str, vocabulary_size: int) -> str:
+    if possible := re.search(r"too high .*<= (\d+)", message):
+        return f"the text is too small for {vocabulary_size} pieces: {possible[1]} are possible"
+    if required := re.search(r"required_chars\. \d+ vs (\d+)", message):
+        return f"{vocabulary_size} pieces are too few for the text's characters: {required[1]} are needed"
+    if "sentences_.empty()" in message:
+        return "a tokenizer cannot be trained on no text"
+    return f"a tokenizer of {vocabulary_size} pieces cannot be trained: {message}"
+
+
+def _utf8(text: str) -> bytes:
+    """Bytes of `text`; half a surrogate pair, as JSON may hold, becomes `?`."""
+    return text.encode("utf-8", "replace")

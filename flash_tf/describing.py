@@ -1,0 +1,68 @@
+"""What a config's model costs, without allocating it."""
+
+import math
+
+import keras
+
+from flash_tf.config import Config
+
+
+def describe(config: Config, model: keras.Model, predicted: int) -> dict:
+    """Parameters, FLOPs and bytes of a model at the config's sequence length.
+
+    Args:
+      config: The experiment.
+      model: Its model, built; its weights need not exist, see `without_weights`.
+      predicted: Positions of a sequence on which training runs the head.
+
+    Returns:
+      `parameters`; `forward_flops_per_token` and `training_flops_per_token` (three times as many; causal attention
+      counted at half, recomputation left out); `decode_state_bytes` of one sequence of that length, in bfloat16 with
+      float32 sums, null where the model does not decode; `activation_bytes_per_step`, an estimate over the global
+      batch; `weight_and_optimizer_bytes`, float32.
+    """
+    n = config.data.sequence_length
+    forward = model.flops(n, predicted) / n
+    parameters = sum(math.prod(v.shape) for v in model.trainable_variables)
+    itemsize = 2 if config.train.precision == "mixed_bfloat16" else 4
+    return {
+        "model": config.model["type"],
+        "mixer": config.model["mixer"]["type"],
+        "sequence_length": n,
+        "batch_size": config.batch_size,
+        "parameters": parameters,
+        "forward_flops_per_token": round(forward),
+        "training_flops_per_token": round(3 * forward),
+        "decode_state_bytes": model.decode_state_bytes(n),
+        "activation_bytes_per_step": config.batch_size * model.activation_bytes(n, predicted, itemsize),
+        "weight_and_optimizer_bytes": 3 * 4 * parameters,
+    }
+
+
+def without_weights() -> keras.StatelessScope:
+    """A scope in which a model is built with shapes but without values: 500 M parameters cost nothing."""
+    return keras.StatelessScope(initialize_variables=False)
+
+
+def as_text(described: dict) -> str:
+    """`describe`'s result as a table for people."""
+    d = described
+    state = d["decode_state_bytes"]
+    rows = [
+        ("model", f"{d['model']}, mixer {d['mixer']}"),
+        ("batch", f"{d['batch_size']:,} sequences of {d['sequence_length']:,} tokens"),
+        ("parameters", f"{d['parameters'] / 1e6:,.2f} M"),
+        ("FLOPs per token", f"{d['forward_flops_per_token'] / 1e6:,.1f} M forward, "
+         f"{d['training_flops_per_token'] / 1e6:,.1f} M training"),
+        ("decode state", "does not decode" if state is None else f"{_bytes(state)} a sequence"),
+        ("activations", f"{_bytes(d['activation_bytes_per_step'])} a step over all replicas, estimated"),
+        ("weights, optimizer", f"{_bytes(d['weight_and_optimizer_bytes'])} on each replica"),
+    ]  # fmt: skip
+    return "\n".join(f"{name:<20}{value}" for name, value in rows)
+
+
+def _bytes(count):
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{count / size:,.2f} {unit}"
+    return f"{count:,} B"

@@ -1,0 +1,1 @@
+"""Strategy, optimizer, trainer, evaluator, checkpoints, and `loop.train(config, model_dir)`, which joins them."""

@@ -1,0 +1,130 @@
+"""What happens between two loops of steps: records, the progress line, checkpoints, signals."""
+
+import signal
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from flash_tf.config import TrainConfig
+from flash_tf.training.checkpoints import Checkpoints
+from flash_tf.training.progress import Clock, Progress, perplexity, training_line
+from flash_tf.training.run_directory import Records
+from flash_tf.training.trainer import COLUMNS, Trainer
+
+
+class DivergedError(ValueError):
+    """The loss is not a number."""
+
+
+class Interrupted(Exception):
+    """A signal asked the run to end; its state is saved."""
+
+    def __init__(self, number: int):
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+class CheckFinite:
+    """Stops the run at the first loss that is not a number, before anything is written."""
+
+    def __init__(self, trainer: Trainer, step: tf.Variable, checkpoints: Checkpoints):
+        self._trainer, self._step, self._checkpoints = trainer, step, checkpoints
+
+    def __call__(self, output):
+        bad = np.flatnonzero(~np.isfinite(self._trainer.history[:, : COLUMNS.index("learning_rate")]).all(axis=1))
+        if not len(bad):
+            return
+        step = int(self._step.numpy()) - len(self._trainer.history) + int(bad[0]) + 1
+        good = self._checkpoints.steps()
+        raise DivergedError(
+            f"the loss or its gradient is not a number at step {step}; "
+            + (f"the last good checkpoint is of step {good[-1]}" if good else "there is no checkpoint yet")
+            + "; nothing was overwritten. Try a lower optimizer.learning_rate, a longer optimizer.warmup_steps, "
+            "optimizer.clip={scope: global, norm: 1.0}, or train.precision=float32"
+        )
+
+
+class Report:
+    """Writes each step's record to metrics.jsonl, and shows one line a loop.
+
+    Args:
+      trainer: Whose records.
+      step: Steps done.
+      records: metrics.jsonl.
+      progress: Where the line goes.
+      config: The run's train section.
+      flops_per_step: Model FLOPs.
+      peak: FLOP/s of the devices, None where unknown.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        step: tf.Variable,
+        records: Records,
+        progress: Progress,
+        *,
+        config: TrainConfig,
+        flops_per_step: int,
+        peak: float | None,
+    ):
+        self._trainer, self._step, self._records, self._progress = trainer, step, records, progress
+        self._steps, self._tokens_per_step = config.steps, config.tokens_per_step
+        self._flops_per_step, self._peak, self._clock = flops_per_step, peak, Clock()
+
+    def restart_clock(self) -> None:
+        """Leaves the time since the last loop, of an evaluation say, out of the rate."""
+        self._clock.lap()
+
+    def __call__(self, output):
+        history, seconds = self._trainer.history, self._clock.lap()
+        last, rate = int(self._step.numpy()), self._tokens_per_step * len(history) / seconds
+        lines = []
+        for step, row in enumerate(history.tolist(), start=last - len(history) + 1):
+            record = {"step": step, **dict(zip(COLUMNS, row, strict=True))}
+            lines.append({**record, "perplexity": perplexity(record["loss"]), "tokens_per_second": round(rate, 1)})
+        self._records.append(lines)
+        mfu = self._flops_per_step * len(history) / seconds / self._peak if self._peak else None
+        left = (self._steps - last) * seconds / len(history)
+        self._progress.status(training_line(lines[-1], steps=self._steps, tokens_per_second=rate, mfu=mfu, left=left))
+
+
+class Save:
+    """Saves a checkpoint when enough steps have passed since the last."""
+
+    def __init__(self, save: Callable[[], None], step: tf.Variable, every: int):
+        self._save, self._step, self._every = save, step, every
+        self._last = int(step.numpy())
+
+    def __call__(self, output):
+        step = int(self._step.numpy())
+        if step // self._every > self._last // self._every:
+            self._save()
+        self._last = step
+
+
+class Signals:
+    """SIGTERM and SIGINT save and end the run after the loop that they come in; a second SIGINT ends it at once."""
+
+    def __init__(self, save: Callable[[], None], progress: Progress):
+        self._save, self._progress, self._received = save, progress, None
+
+    def __enter__(self):
+        self._before = {number: signal.signal(number, self._receive) for number in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, *_):
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number, _):
+        if self._received is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self._received = number
+        self._progress.line(f"{signal.Signals(number).name}: saving after this loop of steps")
+
+    def __call__(self, output):
+        if self._received is not None:
+            self._save()
+            raise Interrupted(self._received)

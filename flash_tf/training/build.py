@@ -1,0 +1,107 @@
+"""From a config to its parts: tokenizer, token caches, model, objective."""
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable
+
+import keras
+import tensorflow as tf
+
+from flash_tf.config import Config, MaskingConfig
+from flash_tf.data.sources import SOURCES
+from flash_tf.data.token_cache import TokenCache
+from flash_tf.data.tokenizer import Tokenizer
+from flash_tf.models import MODELS
+
+TOKENIZER = "tokenizer.model"  # in the model directory
+
+
+def with_masking(config: Config) -> Config:
+    """The config with the default masking written out, where its model is masked.
+
+    Raises:
+      ValueError: When masking is given for a model that is not.
+    """
+    MODELS.check({**config.model, **model_extras(config)})
+    masked = config.model["type"] == "masked_lm"
+    if masked and config.masking is None:
+        return dataclasses.replace(config, masking=MaskingConfig())
+    if config.masking is not None and not masked:
+        raise ValueError(f"masking belongs to masked_lm and to no other model, got it with {config.model['type']}")
+    return config
+
+
+def model_extras(config: Config) -> dict:
+    """Options of the model that follow from other parts of the config."""
+    learned = config.model.get("position_embedding") == "learned" and "max_length" not in config.model
+    return {"max_length": config.data.sequence_length} if learned else {}
+
+
+def make_model(config: Config) -> keras.Model:
+    """The config's model, with its weights."""
+    extras = {"dtype": config.train.precision, "name": config.model["type"]}
+    model = MODELS.build(config.model, **model_extras(config), **extras)
+    model.build()
+    return model
+
+
+def make_tokenizer(config: Config, model_dir: str, *, chief: bool, report: Callable[[str], None]) -> Tokenizer:
+    """The tokenizer of a run: the one beside the model, else the one that the config gives, else a new one.
+
+    Whichever it is, it is kept beside the model.
+    """
+    path = f"{model_dir}/{TOKENIZER}"
+    needed = config.model["vocabulary_size"]
+    if not tf.io.gfile.exists(path) and chief:
+        if config.data.tokenizer is not None:
+            tokenizer = Tokenizer.load(config.data.tokenizer)
+            check_vocabulary(tokenizer, needed, config.data.tokenizer)
+        else:
+            report(f"training a tokenizer of {needed:,} pieces on the training split")
+            tokenizer = Tokenizer.train(_documents(config), needed)
+        tokenizer.save(f"{path}.partial")
+        tf.io.gfile.rename(f"{path}.partial", path, overwrite=True)
+    while not tf.io.gfile.exists(path):
+        time.sleep(1)  # the chief makes it
+    return kept_tokenizer(config, model_dir)
+
+
+def kept_tokenizer(config: Config, model_dir: str) -> Tokenizer:
+    """The tokenizer beside the model."""
+    tokenizer = Tokenizer.load(f"{model_dir}/{TOKENIZER}")
+    check_vocabulary(tokenizer, config.model["vocabulary_size"], f"{model_dir}/{TOKENIZER}")
+    return tokenizer
+
+
+def check_vocabulary(tokenizer: Tokenizer, needed: int, where: str) -> None:
+    """Raises a ValueError unless the tokenizer is of the model's vocabulary."""
+    if tokenizer.vocabulary_size != needed:
+        raise ValueError(
+            f"model.vocabulary_size is {needed}, but the tokenizer {where} has {tokenizer.vocabulary_size} pieces"
+        )
+
+
+def predicted(config: Config) -> int:
+    """Positions of a sequence on which training runs the head."""
+    n = config.data.sequence_length
+    return n if config.masking is None else round(config.masking.rate * n)
+
+
+def training_flops_per_step(config: Config, model: keras.Model) -> int:
+    """Model FLOPs of a step: three times the forward pass, recomputation left out."""
+    return 3 * config.batch_size * model.flops(config.data.sequence_length, predicted(config))
+
+
+def _documents(config):
+    source = SOURCES.build(config.data.source)
+    for shard in source.shards("train"):
+        yield from source.documents("train", shard)
+
+
+def make_cache(config: Config, model_dir: str, tokenizer: Tokenizer, split: str, report) -> TokenCache:
+    """The tokens of a split, kept beside the model unless the config names a place."""
+    place = config.data.cache or f"{model_dir}/tokens"
+    if "://" in place:
+        raise ValueError(f"tokens are kept on a local disk: set data.cache to a local folder, got {place}")
+    return TokenCache(os.path.expanduser(place), SOURCES.build(config.data.source), tokenizer, split, report)

@@ -1,0 +1,136 @@
+"""Checkpoints that count only when whole, and load under any strategy."""
+
+import json
+import re
+from collections.abc import Callable
+
+import tensorflow as tf
+
+MARKER = "complete.json"  # written last: gs:// has no atomic rename
+
+
+class Checkpoints:
+    """The checkpoints of a run, one folder `step-00001000` each, with TensorFlow's files and a marker.
+
+    Variables are stored one by one under their own names, because `tf.train.Checkpoint(model=...)` passes over layers
+    that are held in lists without a word.
+
+    Args:
+      directory: Where the folders are; local or gs://.
+      report: Called with a line when something needs saying.
+    """
+
+    def __init__(self, directory: str, report: Callable[[str], None] = lambda line: None):
+        self.directory, self._report = directory, report
+
+    def steps(self) -> list[int]:
+        """Steps of the whole checkpoints, oldest first."""
+        if not tf.io.gfile.isdir(self.directory):
+            return []
+        names = (re.fullmatch(r"step-(\d+)/?", name) for name in tf.io.gfile.listdir(self.directory))
+        found = sorted(int(match[1]) for match in names if match)
+        return [step for step in found if tf.io.gfile.exists(f"{self._folder(step)}/{MARKER}")]
+
+    def notes(self, step: int) -> dict:
+        """What was noted with a checkpoint: `step`, `position`, and `loss` where it was evaluated."""
+        with tf.io.gfile.GFile(f"{self._folder(step)}/{MARKER}") as file:
+            return json.load(file)
+
+    def save(self, variables: dict[str, tf.Variable], notes: dict, *, chief: bool = True) -> None:
+        """Writes a checkpoint of `notes["step"]`; it counts once the marker is there.
+
+        Every worker must call it, for mirrored variables; only the chief's files are kept.
+        """
+        folder = self._folder(notes["step"])
+        if not chief:
+            folder = f"{self.directory}/of-other-workers"
+        elif tf.io.gfile.exists(folder):
+            tf.io.gfile.rmtree(folder)  # without a marker: a process died while it wrote
+        tf.io.gfile.makedirs(folder)
+        tf.train.Checkpoint(**{_key(name): v for name, v in variables.items()}).write(f"{folder}/variables")
+        if chief:
+            self._mark(notes["step"], {**notes, "variables": len(variables)})
+        else:
+            tf.io.gfile.rmtree(folder)
+
+    def note(self, step: int, notes: dict) -> None:
+        """Adds to the notes of a whole checkpoint."""
+        self._mark(step, {**self.notes(step), **notes})
+
+    def _mark(self, step, notes):
+        path = f"{self._folder(step)}/{MARKER}"
+        with tf.io.gfile.GFile(f"{path}.partial", "w") as file:
+            file.write(json.dumps(notes) + "\n")
+        tf.io.gfile.rename(f"{path}.partial", path, overwrite=True)
+
+    def restore(self, variables: dict[str, tf.Variable], step: int) -> dict:
+        """Assigns every variable from the checkpoint of `step`; returns its notes.
+
+        Raises:
+          ValueError: When names or shapes are not those of the checkpoint, or its files cannot be read.
+        """
+        where = self._folder(step)
+        try:
+            notes = self.notes(step)
+            reader = tf.train.load_checkpoint(f"{where}/variables")
+            shapes = reader.get_variable_to_shape_map()
+            stored = {name.removesuffix(SUFFIX): shape for name, shape in shapes.items() if name.endswith(SUFFIX)}
+            self._compare(where, {_key(name): v.shape.as_list() for name, v in variables.items()}, stored)
+            values = {name: reader.get_tensor(_key(name) + SUFFIX) for name in variables}
+        except (tf.errors.OpError, json.JSONDecodeError, RuntimeError) as error:
+            raise DamagedCheckpoint(f"{where} is damaged: {str(error).splitlines()[0][:200]}") from error
+        for name, variable in variables.items():
+            variable.assign(values[name])
+        return notes
+
+    def _compare(self, where, needed, stored):
+        missing = sorted(name for name in needed if name not in stored)
+        if missing:
+            raise ValueError(f"{where} has no {missing[0]} ({len(missing)} variables are missing): of another model")
+        wrong = next((name for name in needed if list(stored[name]) != needed[name]), None)
+        if wrong is not None:
+            raise ValueError(f"{where}: {wrong} needs shape {needed[wrong]}, got {list(stored[wrong])}")
+
+    def restore_newest(self, variables: dict[str, tf.Variable]) -> dict | None:
+        """Restores the newest checkpoint that can be read, and says which could not; None if there is none at all.
+
+        Raises:
+          ValueError: When there are checkpoints, and none can be read.
+        """
+        steps = self.steps()
+        for step in reversed(steps):
+            try:
+                return self.restore(variables, step)
+            except DamagedCheckpoint as error:
+                self._report(f"{error}; falling back to the one before")
+        if steps:
+            raise ValueError(f"none of the {len(steps)} checkpoints in {self.directory} can be read")
+        return None
+
+    def best(self) -> int | None:
+        """Step of the checkpoint with the lowest validation loss; None if none was evaluated."""
+        losses = {step: self.notes(step).get("loss") for step in self.steps()}
+        evaluated = {step: loss for step, loss in losses.items() if loss is not None}
+        return min(evaluated, key=evaluated.get) if evaluated else None
+
+    def prune(self, keep: int) -> None:
+        """Deletes all but the newest `keep` whole checkpoints and the best one."""
+        steps = self.steps()
+        for step in set(steps[:-keep]) - {self.best()}:
+            tf.io.gfile.remove(f"{self._folder(step)}/{MARKER}")
+            tf.io.gfile.rmtree(self._folder(step))
+
+    def _folder(self, step):
+        return f"{self.directory}/step-{step:08d}"
+
+
+SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
+
+
+class DamagedCheckpoint(ValueError):
+    """A checkpoint whose files cannot be read."""
+
+
+def _key(name):
+    """A variable's name as one attribute of `tf.train.Checkpoint`."""
+    return name.replace("/", ".").replace(":", "_")

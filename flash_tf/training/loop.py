@@ -1,0 +1,261 @@
+"""Training and evaluation of one config, in reading order."""
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Iterator
+
+import keras
+import orbit
+import tensorflow as tf
+
+from flash_tf.config import Config
+from flash_tf.data.stream import EvaluationBatches, WindowStream
+from flash_tf.data.tokenizer import Tokenizer
+from flash_tf.training import actions, build, run_directory
+from flash_tf.training.checkpoints import Checkpoints
+from flash_tf.training.evaluator import Evaluator, per_replica
+from flash_tf.training.objective import OBJECTIVES
+from flash_tf.training.optimizer import AdamW
+from flash_tf.training.progress import Progress, peak_flops
+from flash_tf.training.strategy import is_chief, make_strategy
+from flash_tf.training.trainer import Trainer
+
+
+def train(config: Config, model_dir: str, progress: Progress) -> dict:
+    """Trains, or goes on where the run in `model_dir` was; returns the last evaluation.
+
+    Raises:
+      ValueError: Bad input, or a diverged run (`actions.DivergedError`); nothing is overwritten.
+      actions.Interrupted: After SIGTERM or SIGINT; the state is saved.
+    """
+    run = _prepare(build.with_masking(config), model_dir, progress)
+    trainer, evaluator = _make_trainer(run), make_evaluator(run)
+    report = actions.Report(
+        trainer,
+        run.step,
+        run.records(run_directory.METRICS),
+        progress,
+        config=run.config.train,
+        flops_per_step=build.training_flops_per_step(run.config, run.model),
+        peak=peak_flops(_gpu_names(), run.config.train.precision),
+    )
+    evaluations = run.records(run_directory.EVALUATIONS)
+
+    with actions.Signals(run.save, progress) as signals, _orbit_in_log():
+        controller = orbit.Controller(
+            global_step=run.step,
+            trainer=trainer,
+            evaluator=evaluator,
+            strategy=run.strategy,
+            steps_per_loop=run.config.train.steps_per_loop,
+            summary_dir=f"{model_dir}/summaries" if run.chief else None,
+            eval_summary_dir=f"{model_dir}/summaries/validation" if run.chief else None,
+            train_actions=[
+                actions.CheckFinite(trainer, run.step, run.checkpoints),
+                report,
+                actions.Save(run.save, run.step, run.config.train.checkpoint_every),
+                signals,
+            ],
+        )
+        for until in _evaluation_steps(run):
+            report.restart_clock()
+            controller.train(steps=until, checkpoint_at_completion=False)
+            run.evaluation = {"step": until, **controller.evaluate()}
+            progress.line(_evaluation_line(run.evaluation))
+            evaluations.append([run.evaluation])
+            run.save()
+    return run.evaluation or {"step": run.steps, **evaluator.evaluate(None)}
+
+
+@dataclasses.dataclass(kw_only=True)
+class Run:
+    """A run's parts, restored to where it was.
+
+    Attributes:
+      evaluation: The last one, with its `step`; empty before the first.
+    """
+
+    config: Config
+    model_dir: str
+    progress: Progress
+    strategy: tf.distribute.Strategy
+    tokenizer: Tokenizer
+    objective: object
+    model: keras.Model
+    checkpoints: Checkpoints
+    optimizer: AdamW | None = None
+    step: tf.Variable | None = None
+    evaluation: dict = dataclasses.field(default_factory=dict)
+
+    @property
+    def chief(self) -> bool:
+        return is_chief(self.strategy)
+
+    @property
+    def steps(self) -> int:
+        return self.config.train.steps
+
+    @property
+    def position(self) -> int:
+        """Windows read so far, the place in the stream of data."""
+        return int(self.step.numpy()) * self.config.batch_size
+
+    @property
+    def variables(self) -> dict[str, tf.Variable]:
+        """What a checkpoint holds. All that is random follows from the seed, the step and the position."""
+        return {**self.optimizer.variables, **self.optimizer.state()}
+
+    def save(self) -> None:
+        """Saves a checkpoint of this step, with the validation loss if it was evaluated here."""
+        step = int(self.step.numpy())
+        loss = {"loss": self.evaluation["loss"]} if self.evaluation.get("step") == step else {}
+        if step in self.checkpoints.steps():
+            if self.chief and loss:
+                self.checkpoints.note(step, loss)
+        else:
+            notes = {"step": step, "position": self.position, "seed": self.config.train.seed, **loss}
+            self.checkpoints.save(self.variables, notes, chief=self.chief)
+        if self.chief:
+            self.checkpoints.prune(self.config.train.keep)
+
+    def records(self, name: str) -> run_directory.Records:
+        """A file of records, which only the chief writes."""
+        return run_directory.Records(f"{self.model_dir}/{name}" if self.chief else None, int(self.step.numpy()))
+
+
+def _prepare(config, model_dir, progress):
+    """Everything that a step needs, under the strategy's scope, restored from the newest checkpoint."""
+    strategy = make_strategy(config.strategy)
+    replicas, accumulate = strategy.num_replicas_in_sync, config.train.accumulate
+    if config.batch_size % (replicas * accumulate):
+        raise ValueError(
+            f"{config.batch_size} sequences a step (train.tokens_per_step / data.sequence_length) do not divide "
+            f"by {replicas} replicas x train.accumulate {accumulate}"
+        )
+    if is_chief(strategy):
+        run_directory.claim(model_dir, config)
+    tokenizer = build.make_tokenizer(config, model_dir, chief=is_chief(strategy), report=progress.line)
+    keras.utils.set_random_seed(config.train.seed)
+    with strategy.scope():
+        model = build.make_model(config)
+        optimizer = AdamW(config.optimizer, config.train.steps, {v.path: v.value for v in model.trainable_variables})
+        step = orbit.utils.create_global_step()
+    run = Run(
+        config=config,
+        model_dir=model_dir,
+        progress=progress,
+        strategy=strategy,
+        tokenizer=tokenizer,
+        objective=OBJECTIVES[config.model["type"]](config, tokenizer),
+        model=model,
+        checkpoints=Checkpoints(f"{model_dir}/checkpoints", progress.line),
+        optimizer=optimizer,
+        step=step,
+    )
+    if (notes := run.checkpoints.restore_newest(run.variables)) is not None:
+        step.assign(notes["step"])
+        progress.line(f"going on from step {notes['step']:,}")
+    return run
+
+
+def _make_trainer(run):
+    config = run.config
+    stream = WindowStream(
+        build.make_cache(config, run.model_dir, run.tokenizer, "train", run.progress.count),
+        sequence_length=config.data.sequence_length,
+        overlap=run.objective.overlap,
+        packing=config.data.packing,
+        align=run.model.align,
+        seed=config.train.seed,
+        limit=config.train.steps * config.batch_size,
+    )
+    position = run.position
+
+    def pipeline(context):
+        rows = config.batch_size // context.num_input_pipelines
+        dataset = stream.dataset(position, config.batch_size, context.num_input_pipelines, context.input_pipeline_id)
+        return per_replica(dataset, rows, context)
+
+    return Trainer(
+        model=run.model,
+        objective=run.objective,
+        optimizer=run.optimizer,
+        config=config,
+        strategy=run.strategy,
+        global_step=run.step,
+        dataset=run.strategy.distribute_datasets_from_function(pipeline),
+    )
+
+
+def make_evaluator(run: Run) -> Evaluator:
+    """The evaluator of a run's validation split."""
+    config = run.config
+    batches = EvaluationBatches(
+        build.make_cache(config, run.model_dir, run.tokenizer, "validation", run.progress.count),
+        sequence_length=config.data.sequence_length,
+        overlap=run.objective.overlap,
+        packing=config.data.packing,
+        align=run.model.align,
+        batch_size=config.batch_size,
+        windows=config.evaluation.windows,
+    )
+    counts_words = build.SOURCES.build(config.data.source).counts_words
+    return Evaluator(
+        model=run.model, objective=run.objective, strategy=run.strategy, batches=batches, counts_words=counts_words
+    )
+
+
+def evaluate(model_dir: str, progress: Progress, checkpoint: str = "best") -> dict:
+    """Evaluates a checkpoint of a model directory, "best" or "newest"; returns `summarize`'s result and the `step`."""
+    run, step = restore(model_dir, progress, checkpoint)
+    return {"step": step, **make_evaluator(run).evaluate(None)}
+
+
+def restore(model_dir: str, progress: Progress, checkpoint: str = "best") -> tuple[Run, int]:
+    """The run in a model directory with a checkpoint's weights: the one of lowest validation loss, or the newest."""
+    config = run_directory.load_config(model_dir)
+    checkpoints = Checkpoints(f"{model_dir}/checkpoints", progress.line)
+    if not (steps := checkpoints.steps()):
+        raise ValueError(f"{model_dir} has no checkpoint yet: `flash-tf train` saves one")
+    tokenizer = build.kept_tokenizer(config, model_dir)
+    run = Run(
+        config=config,
+        model_dir=model_dir,
+        progress=progress,
+        strategy=tf.distribute.get_strategy(),
+        tokenizer=tokenizer,
+        objective=OBJECTIVES[config.model["type"]](config, tokenizer),
+        model=build.make_model(config),
+        checkpoints=checkpoints,
+    )
+    best = checkpoints.best() if checkpoint == "best" else None
+    step = steps[-1] if best is None else best
+    checkpoints.restore({v.path: v.value for v in run.model.trainable_variables}, step)
+    return run, step
+
+
+def _evaluation_steps(run) -> Iterator[int]:
+    """The steps at which to evaluate: every multiple of `evaluation.every`, and the last."""
+    every, step = run.config.evaluation.every or run.steps, int(run.step.numpy())
+    while step < run.steps:
+        step = min(step - step % every + every, run.steps)
+        yield step
+
+
+def _evaluation_line(evaluation):
+    loss = f"step {evaluation['step']:,}  validation loss {evaluation['loss']:.4f}  ppl {evaluation['perplexity']:,.2f}"
+    words = f"  word ppl {evaluation['word_perplexity']:,.2f}" if "word_perplexity" in evaluation else ""
+    return f"{loss}{words}  (unigram {evaluation['unigram_perplexity']:,.2f})"
+
+
+def _gpu_names():
+    details = (tf.config.experimental.get_device_details(d) for d in tf.config.list_physical_devices("GPU"))
+    return [one.get("device_name", "") for one in details]
+
+
+@contextlib.contextmanager
+def _orbit_in_log():
+    """Sends what Orbit prints to standard output to `sys.stderr`, which the command line points at its log."""
+    with contextlib.redirect_stdout(sys.stderr):
+        yield

@@ -1,0 +1,96 @@
+"""AdamW and its learning rate, as plain functions of tensors, and the slots that they update."""
+
+import math
+
+import tensorflow as tf
+
+from flash_tf.config import OptimizerConfig
+
+
+def learning_rate(config: OptimizerConfig, steps: int, step: tf.Tensor) -> tf.Tensor:
+    """The learning rate of a step, float32.
+
+    Rises linearly over `warmup_steps` updates; then falls linearly or by a cosine to the final rate at `steps`, or by
+    the inverse square root. A run shorter than its warm-up ends while it rises.
+
+    Args:
+      config: The optimizer's.
+      steps: Steps of the whole run.
+      step: Steps done before this one.
+    """
+    done, warmup = tf.cast(step, tf.float32), float(config.warmup_steps)
+    peak, final = config.learning_rate, config.final_learning_rate
+    rising = peak * (done + 1) / max(warmup, 1.0)
+    if config.schedule == "inverse_sqrt":
+        falling = peak * tf.sqrt(max(warmup, 1.0) / (done + 1))
+    else:
+        share = tf.clip_by_value((done - warmup) / max(steps - warmup, 1.0), 0.0, 1.0)
+        left = 1 - share if config.schedule == "linear" else 0.5 * (1 + tf.cos(math.pi * share))
+        falling = final + (peak - final) * left
+    return tf.where(done < warmup, rising, falling)
+
+
+def adamw(weight, gradient, m, v, *, step, rate, betas, epsilon, decay):
+    """One update of AdamW (Loshchilov and Hutter, arXiv:1711.05101).
+
+    Args:
+      weight: Any shape, float32; `gradient`, `m` and `v` alike.
+      gradient: Its gradient.
+      m: Running mean of the gradient.
+      v: Running mean of its square.
+      step: Steps done before this one.
+      rate: Learning rate.
+      betas: Decay rates of the two means.
+      epsilon: Added to the root.
+      decay: Weight decay, times the rate.
+
+    Returns:
+      The new weight, m and v.
+    """
+    count = tf.cast(step, tf.float32) + 1
+    m = betas[0] * m + (1 - betas[0]) * gradient
+    v = betas[1] * v + (1 - betas[1]) * tf.square(gradient)
+    mean, square = m / (1 - tf.pow(betas[0], count)), v / (1 - tf.pow(betas[1], count))
+    return weight - rate * (mean / (tf.sqrt(square) + epsilon) + decay * weight), m, v
+
+
+class AdamW:
+    """The slots of AdamW for some variables. Make it under the strategy's scope.
+
+    Args:
+      config: The optimizer's.
+      steps: Steps of the whole run, which the schedule needs.
+      variables: Name -> `tf.Variable`.
+    """
+
+    def __init__(self, config: OptimizerConfig, steps: int, variables: dict[str, tf.Variable]):
+        self.config, self.steps, self.variables = config, steps, variables
+        zeros = lambda v: tf.Variable(tf.zeros(v.shape), trainable=False, name="slot")  # noqa: E731
+        self.m = {name: zeros(v) for name, v in variables.items()}
+        self.v = {name: zeros(v) for name, v in variables.items()}
+
+    def state(self) -> dict[str, tf.Variable]:
+        """What a checkpoint keeps."""
+        return {f"{slot}/{name}": v for slot in ("m", "v") for name, v in getattr(self, slot).items()}
+
+    def rate(self, step: tf.Tensor) -> tf.Tensor:
+        """Learning rate of a step."""
+        return learning_rate(self.config, self.steps, step)
+
+    def apply(self, gradients: list[tf.Tensor], step: tf.Tensor) -> None:
+        """Updates every variable. Call it in replica context, with gradients that are the same on every replica."""
+        context = tf.distribute.get_replica_context()
+        context.merge_call(self._apply, args=(gradients, step, self.rate(step)))
+
+    def _apply(self, strategy, gradients, step, rate):
+        config = self.config
+
+        def update(weight, gradient, m, v, step, rate, decay):
+            same = {"step": step, "rate": rate, "betas": config.betas, "epsilon": config.epsilon, "decay": decay}
+            for variable, value in zip((weight, m, v), adamw(weight, gradient, m, v, **same), strict=True):
+                variable.assign(value)
+
+        for (name, weight), gradient in zip(self.variables.items(), gradients, strict=True):
+            decay = config.weight_decay if weight.shape.rank >= 2 else 0.0  # norms, biases, scales, offsets: vectors
+            slots = (gradient, self.m[name], self.v[name], step, rate, decay)
+            strategy.extended.update(weight, update, args=slots, group=False)

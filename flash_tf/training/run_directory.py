@@ -1,0 +1,103 @@
+"""What a run leaves in its model directory, beside tokens, tokenizer and checkpoints."""
+
+import importlib.metadata
+import json
+import platform
+
+import tensorflow as tf
+import yaml
+
+from flash_tf import config as configs
+
+CONFIG, METRICS, EVALUATIONS, VERSIONS = "config.yaml", "metrics.jsonl", "evaluations.jsonl", "versions.json"
+PACKAGES = ("flash-tf", "tensorflow", "keras", "tensorflow-text", "tensorflow-datasets", "tf-models-official", "numpy")
+MAY_CHANGE = (  # between two starts of one run, without making it another
+    "train.steps_per_loop",
+    "train.checkpoint_every",
+    "train.keep",
+    "train.jit_compile",
+    "evaluation.",
+    "strategy.",
+    "data.cache",
+)
+
+
+def load_config(model_dir: str) -> configs.Config:
+    """The resolved config of a model directory."""
+    path = f"{model_dir}/{CONFIG}"
+    if not tf.io.gfile.exists(path):
+        raise ValueError(f"{model_dir} is not a model directory: it has no {CONFIG}, which `flash-tf train` writes")
+    with tf.io.gfile.GFile(path) as file:
+        return configs.from_mapping(configs.Config, yaml.safe_load(file.read()), where=path)
+
+
+def claim(model_dir: str, config: configs.Config) -> None:
+    """Writes the resolved config and the packages' versions, unless the directory holds another run.
+
+    Raises:
+      ValueError: Names the option in which the directory's run differs.
+    """
+    if tf.io.gfile.exists(f"{model_dir}/{CONFIG}"):
+        there = load_config(model_dir)
+        changed = configs.differences(configs.to_mapping(there), configs.to_mapping(config))
+        changed = [one for one in changed if not one[0].startswith(MAY_CHANGE)]
+        if changed:
+            key, old, new = changed[0]
+            raise ValueError(
+                f"{model_dir} holds a run with {key} = {old!r}, this one has {new!r}"
+                f"{f' (and {len(changed) - 1} more options differ)' if len(changed) > 1 else ''}; "
+                "use another --model-dir, or the same config to go on with it"
+            )
+    elif tf.io.gfile.isdir(model_dir) and tf.io.gfile.glob(f"{model_dir}/checkpoints/*"):
+        raise ValueError(f"{model_dir} has checkpoints but no {CONFIG}: use another --model-dir")
+    tf.io.gfile.makedirs(model_dir)
+    _write(f"{model_dir}/{CONFIG}", configs.dump(config))
+    _write(f"{model_dir}/{VERSIONS}", json.dumps(versions(), indent=2) + "\n")
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that decide a result."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:  # run from a source tree
+            found[name] = "not installed"
+    return found
+
+
+class Records:
+    """A file of JSON lines, one a step, that a resumed run continues without gap or repetition.
+
+    Args:
+      path: Local or gs://; None writes nothing.
+      step: Lines of later steps are dropped: a run that died after writing them will write them again.
+    """
+
+    def __init__(self, path: str | None, step: int):
+        self._path = path
+        if path is not None:
+            kept = [line for line in self._lines() if line["step"] <= step]
+            _write(path, "".join(json.dumps(line) + "\n" for line in kept))
+
+    def _lines(self):
+        if not tf.io.gfile.exists(self._path):
+            return
+        with tf.io.gfile.GFile(self._path) as file:
+            for line in file.read().splitlines():
+                try:
+                    yield json.loads(line)
+                except json.JSONDecodeError:
+                    return  # cut off when the process died; what follows is not there
+
+    def append(self, lines: list[dict]) -> None:
+        """Adds records and sees that they are on disk."""
+        if self._path is not None:
+            with tf.io.gfile.GFile(self._path, "a") as file:
+                file.write("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _write(path, text):
+    with tf.io.gfile.GFile(f"{path}.partial", "w") as file:
+        file.write(text)
+    tf.io.gfile.rename(f"{path}.partial", path, overwrite=True)

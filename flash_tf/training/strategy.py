@@ -1,0 +1,60 @@
+"""Which devices share the work. All else is the same for every strategy."""
+
+import tensorflow as tf
+
+from flash_tf.config import StrategyConfig
+
+
+def make_strategy(config: StrategyConfig) -> tf.distribute.Strategy:
+    """The `tf.distribute` strategy of a config.
+
+    Raises:
+      ValueError: When the devices are not there.
+    """
+    return {"one_device": _one_device, "mirrored": _mirrored, "multi_worker": _multi_worker, "tpu": _tpu}[config.type](
+        config
+    )
+
+
+def _one_device(config):
+    return tf.distribute.get_strategy()
+
+
+def _mirrored(config):
+    devices = config.devices
+    if devices is None and not tf.config.list_logical_devices("GPU"):
+        devices = [device.name for device in tf.config.list_logical_devices("CPU")]
+    try:
+        return tf.distribute.MirroredStrategy(devices)
+    except (ValueError, RuntimeError) as error:
+        there = ", ".join(device.name for device in tf.config.list_logical_devices())
+        raise ValueError(f"strategy.devices {devices} cannot be mirrored; there are: {there}") from error
+
+
+def _multi_worker(config):
+    if config.workers is None:
+        return tf.distribute.MultiWorkerMirroredStrategy()
+    if not 0 <= config.index < len(config.workers):
+        raise ValueError(f"strategy.index must be below the number of workers, {len(config.workers)}: {config.index}")
+    cluster = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({"worker": config.workers}), task_type="worker", task_id=config.index, rpc_layer="grpc"
+    )
+    return tf.distribute.MultiWorkerMirroredStrategy(cluster)
+
+
+def _tpu(config):
+    try:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=config.tpu)
+        if config.tpu != "local":
+            tf.config.experimental_connect_to_cluster(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+    except (ValueError, tf.errors.OpError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0][:200]
+        raise ValueError(f"strategy.tpu {config.tpu!r}: no TPU answers here ({reason})") from error
+    return tf.distribute.TPUStrategy(resolver)
+
+
+def is_chief(strategy: tf.distribute.Strategy) -> bool:
+    """Whether this process is the one that writes checkpoints and metrics."""
+    resolver = strategy.cluster_resolver
+    return not getattr(strategy.extended, "_in_multi_worker_mode", lambda: False)() or resolver.task_id in (0, None)

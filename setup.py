@@ -1,0 +1,47 @@
+"""Packaging of flash-tf; what tools read from pyproject.toml is there."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+ABOUT = {}
+exec((HERE / "flash_tf" / "__init__.py").read_text(), ABOUT)
+
+setup(
+    name="flash-tf",
+    version=ABOUT["__version__"],
+    description="FLASH, GAU and other linear-time Transformers in TensorFlow and Keras",
+    long_description=(HERE / "README.md").read_text(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    python_requires=">=3.11,<3.14",  # Keras 3.15 and JAX refuse 3.10; TensorFlow 2.20 has no wheel for 3.14
+    packages=find_packages(include=["flash_tf*", "kernels_xla*"]),
+    package_data={"flash_tf": ["configs/*.yaml", "configs/*/*.yaml"]},
+    entry_points={"console_scripts": ["flash-tf = flash_tf.cli:main"]},
+    install_requires=[
+        # 2.20 is what a plain install gives; 2.19.1 is the last with Cloud TPU support; tf-models-official follows to 2.20
+        "tensorflow>=2.19,<2.21",
+        "tensorflow-text>=2.19,<2.21",  # its operators are built against one minor version of TensorFlow
+        "tf-models-official>=2.19,<2.21",  # for orbit alone; a release for each minor version of TensorFlow
+        "tf-keras<2.21",  # orbit imports it; 2.21 needs TensorFlow 2.21
+        "keras>=3.12,<3.16",  # ReversibleEmbedding came with 3.12; 3.16 is untested
+        "tensorflow-datasets>=4.9.9",  # older ones do not import with current protobuf
+        "importlib_resources",  # tensorflow-datasets imports it, and declares it for Python 3.8 only
+        "numpy<2.6",  # 2.6 is untested
+        "sentencepiece>=0.2,<0.3",  # trains tokenizers; 0.2 is the first with wheels for Python 3.12 and 3.13
+        "PyYAML",
+    ],
+    extras_require={
+        "gpu": ["tensorflow[and-cuda]>=2.19,<2.21"],  # CUDA libraries as wheels
+        "gcs": ["tensorflow-io-gcs-filesystem"],  # gs:// paths; no longer part of TensorFlow since 2.20
+        "aot": ["jax>=0.10,<0.11", "libtpu>=0.0.51,<0.1"],  # compiles exported steps for TPU on a CPU host
+        "bench": ["matplotlib"],  # draws the benchmarks' plots
+        "dev": ["ruff>=0.14", "import-linter>=2", "pytest>=8", "jax>=0.7"],  # jax: the kernels' second backend
+    },
+    classifiers=[
+        "Programming Language :: Python :: 3",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+)

@@ -1,0 +1,318 @@
+"""What every kernel must satisfy, on every backend. A new file in kernels_xla/ is tested here without edits."""
+
+import functools
+import inspect
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import kernels_xla
+from tests.backends import call, compiled, differentiate, extend, start, tensors, to_numpy, value_and_gradients
+from tests.numerics import (
+    ALIVE,
+    BFLOAT16,
+    BFLOAT16_FACTOR,
+    FLOAT32,
+    REFERENCE,
+    SIZES,
+    at,
+    errors,
+    inputs,
+    masks,
+    random_pieces,
+    real_tokens,
+    relative_error,
+    rows,
+    tokens,
+)
+from tests.oracles import ORACLES
+
+CASES = [(spec, case) for spec in kernels_xla.specs().values() for case in spec.cases]
+B, N = SIZES["b"], SIZES["n"]
+
+
+def name_of(spec, case):
+    return "-".join([spec.name, *(f"{k}={v}" for k, v in case.items())])
+
+
+def each(keep):
+    """Parametrizes a test by the kernels and cases that `keep`."""
+    kept = [pytest.param(spec, case, id=name_of(spec, case)) for spec, case in CASES if keep(spec, case)]
+    return pytest.mark.parametrize(("spec", "case"), kept)
+
+
+def streams(spec, case):
+    return spec.stream is not None and spec.stream.supports(case)
+
+
+def optional(spec):
+    """The inputs that a kernel does without."""
+    parameters = inspect.signature(spec.fast).parameters
+    return [name for name in spec.inputs if parameters[name].default is None]
+
+
+every_kernel = each(lambda spec, case: True)
+each_causal = each(lambda spec, case: spec.stream is None or case.get("causal"))  # no stream: sees its own token only
+each_free_of_length = each(lambda spec, case: spec.stream is None or streams(spec, case))
+each_stream = each(streams)
+each_masked = each(lambda spec, case: spec.masks)
+each_with_optional = each(lambda spec, case: optional(spec))
+each_with_positions = each(lambda spec, case: "positions" in spec.inputs)
+every_layout = pytest.mark.parametrize(
+    ("spec", "case", "layout"),
+    [
+        pytest.param(spec, case, layout, id=f"{name_of(spec, case)}-{layout}")
+        for spec, case in CASES
+        for layout in (("whole", "padded", "packed") if spec.masks else ("whole",))
+    ],
+)
+
+
+def test_every_kernel_has_an_oracle():
+    assert kernels_xla.specs().keys() == ORACLES.keys()
+
+
+@every_layout
+def test_the_reference_equals_the_oracle(spec, case, layout):
+    arrays, masked = inputs(spec), masks(layout)
+    got = at(real_tokens(masked), call(spec.reference, case, arrays, masked, "float64"))
+    assert relative_error(got, ORACLES[spec.name](**arrays, **masked, **case)) < REFERENCE[keras.backend.backend()]
+
+
+@every_layout
+def test_the_inputs_leave_no_output_and_no_gradient_dead(spec, case, layout):
+    want = differentiate(spec.reference, case, inputs(spec), masks(layout), "float64")
+    alive = {name: np.count_nonzero(x) / x.size for name, x in want.items()}
+    assert min(alive.values()) > ALIVE, alive
+
+
+@every_layout
+def test_fast_equals_the_reference_in_value_and_every_gradient(spec, case, layout):
+    arrays, masked = inputs(spec), masks(layout)
+    got = differentiate(spec.fast, case, arrays, masked)
+    found = errors(got, differentiate(spec.reference, case, arrays, masked, "float64"))
+    assert max(found.values()) < FLOAT32, found
+
+
+@every_kernel
+def test_fast_equals_the_oracle_at_any_length(spec, case):
+    c = case.get("chunk_size", 1)
+    for n in sorted({1, c - 1, c, c + 1, 2 * c, N} - {0}):
+        arrays = inputs(spec, n=n)
+        error = relative_error(call(spec.fast, case, arrays), ORACLES[spec.name](**arrays, **case))
+        assert error < FLOAT32, f"n={n}: {error}"
+
+
+@every_kernel
+def test_fast_equals_the_reference_over_more_than_64_chunks(spec, case):
+    c = case.get("chunk_size", 1)
+    arrays = inputs(spec, n=65 * c + c // 2 + 1, b=1)
+    got = differentiate(spec.fast, case, arrays)
+    found = errors(got, differentiate(spec.reference, case, arrays, dtype="float64"))
+    assert max(found.values()) < FLOAT32, found
+
+
+@every_kernel
+def test_bfloat16_loses_at_most_twice_what_the_reference_loses(spec, case):
+    arrays = inputs(spec)
+    exact = differentiate(spec.reference, case, arrays, dtype="float64")
+    lost = errors(differentiate(spec.fast, case, arrays, dtype="bfloat16"), exact)
+    unavoidable = errors(differentiate(spec.reference, case, arrays, dtype="bfloat16"), exact)
+    # Over all of them, because the reference may be lucky with the few numbers of one parameter's gradient.
+    total, bound = np.linalg.norm(list(lost.values())), BFLOAT16_FACTOR * np.linalg.norm(list(unavoidable.values()))
+    assert total <= bound, (lost, unavoidable)
+
+
+@each_with_positions
+def test_far_positions_cost_bfloat16_only_the_rounding_of_the_result(spec, case):
+    arrays = inputs(spec, first_position=100_000)  # bfloat16 itself counts up to 256
+    rounded = {name: to_numpy(x) for name, x in tensors(arrays, "bfloat16").items()}
+    got = call(spec.fast, case, arrays, dtype="bfloat16")
+    assert relative_error(got, ORACLES[spec.name](**rounded, **case)) < BFLOAT16
+
+
+@every_kernel
+def test_xla_compiles_to_the_same_value_and_gradients(spec, case):
+    masked = masks("packed") if spec.masks else {}
+    arrays = inputs(spec)
+    got = differentiate(compiled(functools.partial(spec.fast, **case)), {}, arrays, masked)
+    found = errors(got, differentiate(spec.reference, case, arrays, masked, "float64"))
+    assert max(found.values()) < FLOAT32, found
+
+
+@each_causal
+def test_no_output_has_a_gradient_from_a_later_token(spec, case):
+    # The batch is one text n times over. Row i differentiates token i alone, so its gradient is row i of the Jacobian.
+    arrays = rows(spec, inputs(spec, b=1), [0] * N)
+    _, gradients = value_and_gradients(
+        functools.partial(spec.fast, **case),
+        tensors(arrays, "float32"),
+        lambda shape: at(np.eye(N, dtype=bool), np.random.default_rng(1).normal(size=shape)),
+    )
+    for name, jacobian in gradients.items():
+        if "n" in spec.inputs[name]:
+            leak = at(np.triu(np.ones([N, N], bool), k=1), to_numpy(jacobian))
+            assert np.array_equal(leak, np.zeros_like(leak)), name
+
+
+@each_free_of_length
+def test_a_prefix_gives_the_same_outputs_as_the_whole(spec, case):
+    arrays = inputs(spec)
+    whole = call(spec.fast, case, arrays)
+    for m in (1, 4, 20, N - 1):
+        prefix = call(spec.fast, case, tokens(spec, arrays, 0, m))
+        assert relative_error(prefix, whole[:, :m]) < FLOAT32, m
+
+
+@each_with_optional
+def test_an_optional_parameter_left_out_equals_zeros(spec, case):
+    arrays = inputs(spec)
+    zeros = {name: np.zeros_like(arrays[name]) for name in optional(spec)}
+    without = {name: x for name, x in arrays.items() if name not in zeros}
+    for function in (spec.fast, spec.reference):
+        assert relative_error(call(function, case, without), call(function, case, {**arrays, **zeros})) < FLOAT32
+
+
+@each_masked
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_padding_changes_no_output_and_gets_no_gradient(spec, case, layout):
+    masked = masks(layout)
+    real, clean = real_tokens(masked), inputs(spec)
+    want = differentiate(spec.fast, case, clean, masked)
+    for size in (1, 1e4):
+        garbage = {name: x * size for name, x in inputs(spec, seed=2).items()}
+        dirty = {name: np.where(at(real, x) == 0, garbage[name], x) if "n" in spec.inputs[name] else x
+                 for name, x in clean.items()}  # fmt: skip
+        got = differentiate(spec.fast, case, dirty, masked)
+        for name in got:
+            assert np.array_equal(got[name], want[name]), (name, size)
+        for name in (name for name in clean if "n" in spec.inputs[name]):
+            assert not at(~real, got[f"d{name}"]).any(), (name, size)
+
+
+@each_masked
+def test_padding_on_the_right_equals_a_shorter_text(spec, case):
+    arrays, lengths = inputs(spec), [N - 6, 9]
+    mask = np.arange(N) < np.array(lengths)[:, None]
+    got = call(spec.fast, case, arrays, {"padding_mask": mask})
+    for row, m in enumerate(lengths):
+        alone = call(spec.fast, case, tokens(spec, rows(spec, arrays, [row]), 0, m))
+        assert relative_error(got[[row], :m], alone) < FLOAT32
+
+
+@each_masked
+def test_a_row_of_padding_gives_zeros_and_finite_gradients(spec, case):
+    mask = np.stack(
+        [np.zeros(N, bool), np.arange(N) >= 5]
+    )  # a causal token of the second row's start has no key either
+    arrays = inputs(spec)
+    out = call(spec.fast, case, arrays, {"padding_mask": mask})
+    assert not out[0].any() and np.isfinite(out).all()
+    _, gradients = value_and_gradients(
+        functools.partial(spec.fast, padding_mask=ops.convert_to_tensor(mask), **case),
+        tensors(arrays, "float32"),
+        np.ones,
+    )
+    assert all(np.isfinite(to_numpy(x)).all() for x in gradients.values())
+
+
+@each_masked
+def test_packed_documents_equal_themselves_alone(spec, case):
+    c = spec.model_chunk(case)
+    starts, lengths = [0, 3 * c, 4 * c], [2 * c + 1, c, 3 * c - 1]  # what is between two documents is padding
+    arrays, segment_ids = inputs(spec, n=7 * c), np.zeros([B, 7 * c], "int32")
+    for name, first, length in zip((5, 2, 9), starts, lengths, strict=True):
+        segment_ids[:, first : first + length] = name
+    packed = call(spec.fast, case, arrays, {"segment_ids": segment_ids})
+    for first, length in zip(starts, lengths, strict=True):
+        alone = call(spec.fast, case, tokens(spec, arrays, first, first + length))
+        assert relative_error(packed[:, first : first + length], alone) < FLOAT32
+
+
+@each_stream
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_stream_in_random_pieces_equals_the_whole(spec, case, dtype):
+    arrays = inputs(spec)
+    exact = call(spec.reference, case, arrays, dtype="float64")
+    bound = FLOAT32
+    if dtype == "bfloat16":
+        bound = BFLOAT16_FACTOR * relative_error(call(spec.reference, case, arrays, dtype=dtype), exact)
+    for seed in range(2):
+        state, outs = start(spec, case, B, N, dtype), []
+        for first, last in random_pieces(seed):
+            out, state = extend(spec, case, state, tokens(spec, arrays, first, last), dtype=dtype)
+            outs.append(out)
+        assert relative_error(np.concatenate(outs, axis=1), exact) < bound, seed
+
+
+@each_stream
+def test_rows_of_a_stream_take_different_numbers_of_tokens(spec, case):
+    arrays, rng = inputs(spec), np.random.default_rng(3)
+    want = call(spec.reference, case, arrays, dtype="float64")
+    state, filled = start(spec, case, B, N), np.zeros(B, int)
+    for k in (5, 1, 19, 1, 5, 19, 5, 1):
+        valid = np.minimum(rng.integers(0, k + 1, B), N - filled)
+        piece = inputs(spec, n=k, seed=4)  # garbage wherever no real token is written over it
+        piece = {name: x if "n" in spec.inputs[name] else arrays[name] for name, x in piece.items()}
+        for row, (first, count) in enumerate(zip(filled, valid, strict=True)):
+            for name in (name for name in piece if "n" in spec.inputs[name]):
+                piece[name][row, :count] = arrays[name][row, first : first + count]
+        out, state = extend(spec, case, state, piece, valid)
+        for row, (first, count) in enumerate(zip(filled, valid, strict=True)):
+            assert relative_error(out[row, :count], want[row, first : first + count]) < FLOAT32, (row, first, count)
+        filled += valid
+    assert len(set(filled)) == B
+    for row in range(B):
+        _, alone = extend(spec, case, start(spec, case, 1, N), tokens(spec, rows(spec, arrays, [row]), 0, filled[row]))
+        for name in alone:
+            assert relative_error(to_numpy(state[name])[[row]], to_numpy(alone[name])) < FLOAT32, (row, name)
+
+
+@each_stream
+def test_a_step_without_real_tokens_leaves_the_state_bit_for_bit(spec, case):
+    arrays = inputs(spec)
+    _, before = extend(spec, case, start(spec, case, B, N), tokens(spec, arrays, 0, 19))
+    garbage = {name: x * 1e4 if "n" in spec.inputs[name] else x for name, x in tokens(spec, arrays, 19, 24).items()}
+    _, after = extend(spec, case, before, garbage, valid=[0] * B)
+    assert before.keys() == after.keys()
+    for name in before:
+        assert np.array_equal(to_numpy(after[name]), to_numpy(before[name])), name
+
+
+@each_stream
+def test_rows_of_a_stream_can_be_gathered_and_go_on(spec, case):
+    arrays, order = inputs(spec), [1, 1, 0]
+    _, state = extend(spec, case, start(spec, case, B, N), tokens(spec, arrays, 0, 19))
+    beam = {name: ops.take(x, order, axis=0) for name, x in state.items()}
+    got, _ = extend(spec, case, beam, tokens(spec, rows(spec, arrays, order), 19, 24))
+    want = call(spec.reference, case, arrays, dtype="float64")[order, 19:24]
+    assert relative_error(got, want) < FLOAT32
+
+
+@each_stream
+def test_a_step_of_a_stream_compiles_under_xla(spec, case):
+    arrays = inputs(spec)
+    _, state = extend(spec, case, start(spec, case, B, N), tokens(spec, arrays, 0, 19))
+    piece, valid = tensors(tokens(spec, arrays, 19, 24), "float32"), ops.convert_to_tensor([5, 2], dtype="int32")
+    step = compiled(lambda state, valid, piece: spec.stream.extend(state, valid=valid, **piece, **case))
+    out, after = step(state, valid, piece)
+    want, eager = spec.stream.extend(state, valid=valid, **piece, **case)
+    assert relative_error(to_numpy(out)[0], to_numpy(want)[0]) < FLOAT32
+    for name in eager:
+        assert relative_error(to_numpy(after[name]), to_numpy(eager[name])) < FLOAT32, name
+
+
+@each_stream
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_state_has_the_bytes_that_its_spec_says(spec, case, dtype):
+    itemsize = {"float32": 4, "bfloat16": 2}[dtype]
+
+    def said(n):
+        return spec.state_bytes({**SIZES, "n": n}, case, itemsize)
+
+    for n in (1_000, 100_000) if said(1_000) == said(100_000) else (N, 2 * N):
+        state = start(spec, case, B, n, dtype)
+        assert all(x.shape[0] == B for x in state.values())
+        assert sum(ops.convert_to_numpy(x).nbytes for x in state.values()) == said(n), n

@@ -1,0 +1,225 @@
+import io
+import itertools
+import string
+import time
+
+import numpy as np
+import pytest
+import sentencepiece
+import tensorflow as tf
+
+from flash_tf.data import tokenizer as module
+from flash_tf.data.sources import SOURCES
+from flash_tf.data.tokenizer import Tokenizer
+
+STRANGE = [
+    "",
+    "   ",
+    "\n\n",
+    " a  b\n\n\tc \r\n",
+    "\u3000ｆｕｌｌ　ｗｉｄｔｈ",
+    "naïve e\u0301 ﬁne ½ ™",
+    "zero\u200bwidth a\u00a0b \u2028 soft\u00adhyphen \ufeffmark",
+    "😀👩‍👩‍👧 日本語のテキスト العربية",
+    "\x01 control \x1c\x85",
+    "▁▁ under ▁ a▁b",
+    "<mask> <cls> </s> <pad> <unk>",
+]
+
+
+@pytest.fixture(scope="module")
+def documents():
+    source = SOURCES.build({"type": "python_stdlib"})
+    (shard,) = source.shards("validation")
+    return list(itertools.islice(source.documents("validation", shard), 20))
+
+
+@pytest.fixture(scope="module")
+def trained(documents):
+    return Tokenizer.train(iter(documents), 1000)
+
+
+def model(texts, vocab_size, **options):
+    """A model as others make it: with SentencePiece's own order of special ids, without mask and cls."""
+    written = io.BytesIO()
+    defaults = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1, "minloglevel": 2}
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts), model_writer=written, vocab_size=vocab_size, **{**defaults, **options}
+    )
+    return written.getvalue()
+
+
+@pytest.fixture(scope="module")
+def foreign(documents):
+    return Tokenizer(model("".join(documents).splitlines(), 600))
+
+
+def python_ids(tokenizer, text):
+    """What Python's SentencePiece says, special ids being unknown to text."""
+    ids = sentencepiece.SentencePieceProcessor(model_proto=tokenizer._model).encode(text)
+    return [tokenizer.unk_id if i in tokenizer.special_ids else i for i in ids]
+
+
+@pytest.mark.parametrize("which", ["trained", "foreign"])
+def test_ids_are_those_of_sentencepiece(which, documents, request):
+    tokenizer = request.getfixturevalue(which)
+    texts = STRANGE + [line for document in documents for line in document.splitlines()][:2000]
+    encoded = tokenizer.encode(texts)
+    assert [ids.dtype for ids in encoded] == [np.int32] * len(texts)
+    for text, ids in zip(texts, encoded, strict=True):
+        assert ids.tolist() == python_ids(tokenizer, text), text
+    assert tokenizer.encode([]) == []
+
+
+@pytest.mark.parametrize("which", ["trained", "foreign"])
+def test_cutting_a_long_text_into_chunks_changes_no_id(which, documents, monkeypatch, request):
+    tokenizer = request.getfixturevalue(which)
+    texts = ["\n".join(documents)[:20_000], " ".join(STRANGE * 3), "".join(string.printable * 30), "x" * 5000]
+    whole = [python_ids(tokenizer, text) for text in texts]
+    for size in (8, 1024):
+        monkeypatch.setattr(module, "CHUNK", module.re.compile(module.CHUNK.pattern.replace("1024", str(size))))
+        monkeypatch.setattr(module, "CHUNKS_AT_A_TIME", size)
+        assert len(module.CHUNK.findall(texts[0])) > 10
+        assert ["".join(module.CHUNK.findall(text)) for text in texts] == texts
+        assert [ids.tolist() for ids in tokenizer.encode(texts)] == whole
+
+
+def test_a_novel_as_one_document_takes_seconds(trained, documents):
+    text = "".join(documents)
+    novel = (text * (5_000_000 // len(text) + 1))[:5_000_000]
+    start = time.monotonic()
+    (ids,) = trained.encode([novel])
+    assert time.monotonic() - start < 20
+    assert 1e6 < len(ids) < 5e6
+
+
+def test_training_gives_exactly_the_pieces_asked_for_and_the_same_ones_again(trained, documents):
+    assert trained.vocabulary_size == 1000
+    assert [trained.piece(i) for i in range(5)] == ["<pad>", "</s>", "<unk>", "<mask>", "<cls>"]
+    assert (trained.special_ids, trained.unk_id) == ((0, 1, 3, 4), 2)
+    assert (trained.mask_id, trained.cls_id) == (3, 4)
+    assert Tokenizer.train(iter(documents), 1000).fingerprint == trained.fingerprint
+    assert Tokenizer.train(iter(documents), 999).fingerprint != trained.fingerprint
+
+
+def test_training_samples_all_that_it_reads_and_nothing_after(monkeypatch):
+    monkeypatch.setattr(module, "READ_CHARACTERS", 20_000)
+    monkeypatch.setattr(module, "SAMPLE_CHARACTERS", 5_000)
+    rng = np.random.default_rng(0)
+
+    def endless():  # 200 characters each, so 100 are read
+        for i in itertools.count():
+            letters = list("abcd" if i < 50 else "efgh" if i < 100 else "wxyz")
+            yield "".join("".join(rng.choice(letters, 9)) + "\n" for _ in range(20))
+
+    tokenizer = Tokenizer.train(endless(), 40)
+    known = [letter for letter in "abcdefghwxyz" if tokenizer.unk_id not in tokenizer.encode([letter])[0]]
+    assert "".join(known) == "abcdefgh"
+
+
+def test_long_lines_and_half_surrogates_are_trained_on():
+    lines = [" ".join(f"word{i * j % 97}" for i in range(3000)) for j in range(4)]
+    tokenizer = Tokenizer.train(iter([*lines, "w" * 9000, "half \ud800"]), 60)
+    assert tokenizer.vocabulary_size == 60
+    assert tokenizer.encode(["word1 \ud800"])[0].tolist() == tokenizer.encode(["word1 ?"])[0].tolist()
+
+
+def test_a_text_too_small_for_the_vocabulary_is_an_error_that_says_how_many_pieces_are_possible():
+    text = "the owl and the other owl"
+    with pytest.raises(ValueError, match="too small for 8000 pieces: [0-9]+ are possible") as error:
+        Tokenizer.train(iter([text]), 8000)
+    possible = int(str(error.value).split(": ")[1].split()[0])
+    assert Tokenizer.train(iter([text]), possible).vocabulary_size == possible
+    with pytest.raises(ValueError, match="9 pieces are too few for the text's characters: [0-9]+ are needed"):
+        Tokenizer.train(iter([text]), 9)
+    for nothing in ([], [" \n"]):
+        with pytest.raises(ValueError, match="cannot be trained on no text"):
+            Tokenizer.train(iter(nothing), 100)
+
+
+def test_a_saved_model_is_loaded_as_it_was(trained, tmp_path):
+    path = str(tmp_path / "pieces.model")
+    trained.save(path)
+    loaded = Tokenizer.load(path)
+    assert loaded.fingerprint == trained.fingerprint
+    assert loaded.encode(["def f(x): pass"])[0].tolist() == trained.encode(["def f(x): pass"])[0].tolist()
+    with pytest.raises(OSError, match="none/pieces.model cannot be written"):
+        trained.save(str(tmp_path / "none" / "pieces.model"))
+
+
+def test_a_model_without_mask_and_cls_gives_them_its_last_two_ids(foreign):
+    size = foreign.vocabulary_size
+    assert (size, foreign.mask_id, foreign.cls_id) == (600, 598, 599)
+    assert (foreign.piece(598), foreign.piece(599)) == ("<mask>", "<cls>")
+    processor = sentencepiece.SentencePieceProcessor(model_proto=foreign._model)
+    lost = processor.id_to_piece(599)
+    assert 599 in processor.encode(lost)
+    ids = foreign.encode([lost])[0].tolist()
+    assert foreign.unk_id in ids
+    assert 599 not in ids
+
+
+@pytest.mark.parametrize("which", ["trained", "foreign"])
+def test_no_text_yields_a_special_id(which, request):
+    tokenizer = request.getfixturevalue(which)
+    texts = [tokenizer.piece(i) for i in range(tokenizer.vocabulary_size)] + STRANGE
+    assert not set(np.concatenate(tokenizer.encode(texts)).tolist()) & set(tokenizer.special_ids)
+
+
+def test_a_mask_in_the_text_becomes_the_mask_id_and_reads_as_a_mask_again(trained):
+    ids = trained.encode_with_masks("def <mask>(self): <mask>")
+    assert ids.dtype == np.int32
+    assert np.flatnonzero(ids == trained.mask_id).tolist() == [len(trained.encode(["def"])[0]), len(ids) - 1]
+    assert trained.decode(ids) == "def <mask> (self): <mask>"
+    assert trained.encode_with_masks("<mask>").tolist() == [trained.mask_id]
+    assert trained.encode_with_masks("no mask").tolist() == trained.encode(["no mask"])[0].tolist()
+
+
+def test_decoding_gives_the_normalised_text_without_special_ids(trained):
+    ids = trained.encode(["  class Owl:\n    pass "])[0]
+    framed = [trained.cls_id, *ids, trained.eos_id, trained.pad_id]
+    assert trained.decode(framed) == trained.decode(ids) == "class Owl: pass"
+    assert trained.decode([]) == ""
+    assert "⁇" in trained.decode([trained.unk_id])
+
+
+def test_pieces_that_start_a_word_are_those_with_a_blank_and_the_special_ones(trained):
+    assert trained.starts_word.shape == (1000,)
+    for i in range(1000):
+        assert trained.starts_word[i] == (i in (0, 1, 3, 4) or trained.piece(i).startswith("▁"))
+    ids = trained.encode(["import tokenize as t"])[0]
+    assert trained.starts_word[ids].sum() == 4
+
+
+def test_a_tokenizer_outlives_a_new_seed(trained):
+    before = trained.encode(["import os"])[0].tolist()
+    tf.random.set_seed(1)
+    assert trained.encode(["import os"])[0].tolist() == before
+
+
+def test_a_missing_file_and_one_that_is_no_model_are_errors_that_name_it(tmp_path):
+    with pytest.raises(OSError, match="none.model cannot be read"):
+        Tokenizer.load(str(tmp_path / "none.model"))
+    for content in (b"", b"no model", b"\0" * 99):
+        (tmp_path / "bad.model").write_bytes(content)
+        with pytest.raises(ValueError, match="bad.model is no SentencePiece model"):
+            Tokenizer.load(str(tmp_path / "bad.model"))
+
+
+@pytest.mark.parametrize(
+    "options, need",
+    [
+        ({"pad_id": -1}, "a pad piece called <pad>"),
+        ({"eos_id": -1}, "an eos piece called </s>"),
+        ({"model_type": "bpe"}, "model_type unigram"),
+        ({"byte_fallback": True}, "byte_fallback off"),
+        ({"add_dummy_prefix": False}, "normalisation of .*"),
+        ({"treat_whitespace_as_suffix": True}, "normalisation of .*"),
+        ({"normalization_rule_name": "identity"}, "normalisation of 'a .n b' to '▁a▁b'"),
+        ({"remove_extra_whitespaces": False}, "normalisation of .*"),
+        ({"split_by_whitespace": False}, "pieces that cross no blank"),
+    ],
+)
+def test_a_model_that_tf_text_would_read_differently_or_without_special_pieces_is_an_error(documents, options, need):
+    with pytest.raises(ValueError, match=f"the tokenizer model is not usable: it needs {need}$"):
+        Tokenizer(model("".join(documents[:3]).splitlines(), 400, **options))

@@ -1,0 +1,79 @@
+"""How close is close, and what kernels are fed: every tolerance and every random input of the tests."""
+
+import numpy as np
+
+SIZES = {"b": 2, "n": 37, "h": 2, "s": 8, "e": 16, "r": 8, "d": 12}  # n is prime: never a multiple of a chunk
+
+# Relative root-mean-square errors, but for the factor.
+FLOAT64 = 1e-12  # some thousand roundings of 1.1e-16, in another order of summation
+REFERENCE = {"tensorflow": FLOAT64, "jax": 1e-6}  # on JAX Keras takes means, sines and cosines of float64 in float32
+FLOAT32 = 1e-5  # some hundred roundings of 6e-8
+BFLOAT16 = 2**-8  # one rounding of the result to 8 significant bits (2^-9), and as much for float32 angles
+BFLOAT16_FACTOR = 2  # times the reference's own error in bfloat16, which nobody can avoid
+
+ALIVE = 0.1  # share of numbers that are not zero: relu² drops about half, masks and first chunks their part
+
+
+def inputs(spec, *, seed=0, first_position=0, **sizes):
+    """Normal float64 arrays, exact in float32, of the axes that a kernel declares; `positions` are int32."""
+    sizes = {**SIZES, **sizes}
+    rng = np.random.default_rng(seed)
+
+    def draw(name, axes):
+        if name == "positions":
+            offsets = rng.integers(first_position, first_position + 50, [sizes["b"], 1])
+            return (offsets + np.arange(sizes["n"])).astype("int32")
+        deviation = 1 if "n" in axes else 0.1  # of parameters: a large negative bias would silence all of relu²
+        return np.asarray(deviation * rng.normal(size=[sizes[a] for a in axes]), "float32").astype("float64")
+
+    return {name: draw(name, axes) for name, axes in spec.inputs.items()}
+
+
+def tokens(spec, arrays, start, stop):
+    """Tokens `start` to `stop` of every row; parameters stay as they are."""
+    return {name: x[:, start:stop] if "n" in spec.inputs[name] else x for name, x in arrays.items()}
+
+
+def rows(spec, arrays, order):
+    """The rows `order` of every input; parameters stay as they are."""
+    return {name: x[order] if "b" in spec.inputs[name] else x for name, x in arrays.items()}
+
+
+def masks(layout):
+    """Mask arguments of a batch that is `whole`, `padded` (holes anywhere) or `packed` (documents with holes)."""
+    rng = np.random.default_rng(7)
+    holes = {"padding_mask": rng.random([SIZES["b"], SIZES["n"]]) < 0.8}
+    if layout != "packed":
+        return holes if layout == "padded" else {}
+    # Names of documents need no order, 0 is padding, and the longest document spans several chunks.
+    runs = np.array([[3, 3], [1, 9], [0, 2], [7, 4], [2, 19]], "int32")
+    shuffled = [rng.permutation(runs) for _ in range(SIZES["b"])]
+    return {"segment_ids": np.stack([np.repeat(run[:, 0], run[:, 1]) for run in shuffled]), **holes}
+
+
+def real_tokens(masked, b=SIZES["b"], n=SIZES["n"]):
+    """`[b, n]`, True where the mask arguments leave a token; elsewhere outputs mean nothing."""
+    return masked.get("padding_mask", np.ones([b, n], bool)) & (masked.get("segment_ids", np.ones([b, n])) > 0)
+
+
+def at(real, x):
+    """`x` with zeros outside the tokens `real [b, n]`."""
+    return np.where(real.reshape(real.shape + (1,) * (x.ndim - 2)), x, 0)
+
+
+def random_pieces(seed):
+    """Where pieces of a row of `n` tokens begin and end: of one token up to several chunks, in random order."""
+    ends = np.cumsum(np.random.default_rng(seed).permutation([1, 1, 1, 5, 5, 5, 19]))
+    return list(zip([0, *ends[:-1]], ends, strict=True))
+
+
+def relative_error(got, want):
+    """Root-mean-square error over root-mean-square of `want`; infinite unless both are finite and of one shape."""
+    got, want = np.asarray(got, "float64"), np.asarray(want, "float64")
+    if got.shape != want.shape or not (np.isfinite(got).all() and np.isfinite(want).all()):
+        return float("inf")
+    return float(np.linalg.norm(got - want) / max(np.linalg.norm(want), 1e-30))
+
+
+def errors(got, want):
+    return {name: relative_error(got[name], want[name]) for name in want}
