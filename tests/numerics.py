@@ -8,10 +8,18 @@ SIZES = {"b": 2, "n": 37, "h": 2, "s": 8, "e": 16, "r": 8, "d": 12}  # n is prim
 FLOAT64 = 1e-12  # some thousand roundings of 1.1e-16, in another order of summation
 REFERENCE = {"tensorflow": FLOAT64, "jax": 1e-6}  # on JAX Keras takes means, sines and cosines of float64 in float32
 FLOAT32 = 1e-5  # some hundred roundings of 6e-8
+FLOAT32_RUN = 1e-4  # of the losses of a few steps: each step's update passes the roundings before it on, and grows them
 BFLOAT16 = 2**-8  # one rounding of the result to 8 significant bits (2^-9), and as much for float32 angles
+BFLOAT16_LAYER = 2**-5  # a dozen roundings of 2^-9, one after the other
+INT8 = 0.05  # weights and activations of two layers on 255 levels, a rounding of half a percent each
 BFLOAT16_FACTOR = 2  # times the reference's own error in bfloat16, which nobody can avoid
 
 ALIVE = 0.1  # share of numbers that are not zero: relu² drops about half, masks and first chunks their part
+ALIVE_OUTPUT = (1e-4, 10)  # root mean square of a layer's output at initialisation, for inputs of 1
+ALIVE_GRADIENT = (1e-3, 10)  # root mean square of a weight's gradient: at least of the median weight's, at most of √n
+
+DEAD_ROW_SUM = 1e-3  # of a gated unit's quadratic weights: above 2e-3 at a live start, below 1e-5 at a dead one
+DEAD_GRADIENT = 1e-3  # root mean square of a weight's gradient, over that of the median weight
 
 
 def inputs(spec, *, seed=0, first_position=0, **sizes):
@@ -39,15 +47,15 @@ def rows(spec, arrays, order):
     return {name: x[order] if "b" in spec.inputs[name] else x for name, x in arrays.items()}
 
 
-def masks(layout):
+def masks(layout, b=SIZES["b"], n=SIZES["n"]):
     """Mask arguments of a batch that is `whole`, `padded` (holes anywhere) or `packed` (documents with holes)."""
     rng = np.random.default_rng(7)
-    holes = {"padding_mask": rng.random([SIZES["b"], SIZES["n"]]) < 0.8}
+    holes = {"padding_mask": rng.random([b, n]) < 0.8}
     if layout != "packed":
         return holes if layout == "padded" else {}
     # Names of documents need no order, 0 is padding, and the longest document spans several chunks.
-    runs = np.array([[3, 3], [1, 9], [0, 2], [7, 4], [2, 19]], "int32")
-    shuffled = [rng.permutation(runs) for _ in range(SIZES["b"])]
+    runs = np.array([[3, 3], [1, 9], [0, 2], [7, 4], [2, n - 18]], "int32")
+    shuffled = [rng.permutation(runs) for _ in range(b)]
     return {"segment_ids": np.stack([np.repeat(run[:, 0], run[:, 1]) for run in shuffled]), **holes}
 
 

@@ -101,8 +101,8 @@ def mask_tokens(
 
 def _words(starts: tf.Tensor, maskable: tf.Tensor, segment_ids: tf.Tensor) -> tf.Tensor:
     """The number in its row of the word that each token belongs to, int32 `[b, n]`; unmaskable tokens stand alone."""
-    first = ~maskable[:, :-1] | (segment_ids[:, 1:] != segment_ids[:, :-1])  # what a token must come after
-    begins = starts[:, 1:] | ~maskable[:, 1:] | first
+    after_break = ~maskable[:, :-1] | (segment_ids[:, 1:] != segment_ids[:, :-1])
+    begins = starts[:, 1:] | ~maskable[:, 1:] | after_break
     return tf.pad(tf.cumsum(tf.cast(begins, tf.int32), axis=1), [[0, 0], [1, 0]])
 
 

@@ -53,7 +53,7 @@ class WindowStream:
         self._limit = limit
         self._counts: dict[int, int] = {}  # windows of each shard seen so far
         self._open: tuple[tuple[int, int], Windows, np.ndarray] | None = None  # the shard that was read last
-        self._failure: Exception | None = None
+        self.failure: Exception | None = None
         # A daemon, so that a run that ends early does not wait for shards it will never read.
         threading.Thread(target=self._tokenise_ahead, daemon=True).start()
 
@@ -68,8 +68,8 @@ class WindowStream:
           ValueError: When the whole split has no window.
           OSError: When a shard cannot be tokenised, here or ahead in the background.
         """
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
         parts, window = [], []
         while len(window) < count:
             epoch, number, shard, start = self._locate(position + len(window))
@@ -102,8 +102,12 @@ class WindowStream:
         rows = batch_size // pipelines
 
         def batches() -> Iterator[Batch]:
-            for start in range(position, self._limit, batch_size):
-                yield self.batch(start + pipeline * rows, rows)
+            try:
+                for start in range(position, self._limit, batch_size):
+                    yield self.batch(start + pipeline * rows, rows)
+            except Exception as error:  # tf.data turns it into an error of its own, with a trace for a message
+                self.failure = error
+                raise
 
         width = self._packing.sequence_length + self._packing.overlap
         shapes = {"tokens": (rows, width), "window": (rows, 2)}
@@ -116,7 +120,7 @@ class WindowStream:
         try:
             self._locate(self._limit - 1)
         except Exception as error:  # whatever it is, the reader raises it
-            self._failure = error
+            self.failure = error
 
     def _locate(self, position: int) -> tuple[int, int, int, int]:
         """The epoch, the number in it, the shard and the place in that shard's order of a window.

@@ -30,7 +30,8 @@ def train(config: Config, model_dir: str, progress: Progress) -> dict:
       actions.Interrupted: After SIGTERM or SIGINT; the state is saved.
     """
     run = _prepare(build.with_masking(config), model_dir, progress)
-    trainer, evaluator = _make_trainer(run), make_evaluator(run)
+    stream, evaluator = _open_stream(run), make_evaluator(run)
+    trainer = _make_trainer(run, stream)
     report = actions.Report(
         trainer,
         run.step,
@@ -60,7 +61,8 @@ def train(config: Config, model_dir: str, progress: Progress) -> dict:
         )
         for until in _evaluation_steps(run):
             report.restart_clock()
-            controller.train(steps=until, checkpoint_at_completion=False)
+            with _errors_of(stream):
+                controller.train(steps=until, checkpoint_at_completion=False)
             run.evaluation = {"step": until, **controller.evaluate()}
             progress.line(_evaluation_line(run.evaluation))
             evaluations.append([run.evaluation])
@@ -159,9 +161,9 @@ def _prepare(config, model_dir, progress):
     return run
 
 
-def _make_trainer(run):
+def _open_stream(run):
     config = run.config
-    stream = WindowStream(
+    return WindowStream(
         build.make_cache(config, run.model_dir, run.tokenizer, "train", run.progress.count),
         sequence_length=config.data.sequence_length,
         overlap=run.objective.overlap,
@@ -170,7 +172,10 @@ def _make_trainer(run):
         seed=config.train.seed,
         limit=config.train.steps * config.batch_size,
     )
-    position = run.position
+
+
+def _make_trainer(run, stream):
+    config, position = run.config, run.position
 
     def pipeline(context):
         rows = config.batch_size // context.num_input_pipelines
@@ -252,6 +257,15 @@ def _evaluation_line(evaluation):
 def _gpu_names():
     details = (tf.config.experimental.get_device_details(d) for d in tf.config.list_physical_devices("GPU"))
     return [one.get("device_name", "") for one in details]
+
+
+@contextlib.contextmanager
+def _errors_of(stream):
+    """Raises what went wrong in reading data as it was, not as tf.data reports it."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        raise stream.failure or error from None
 
 
 @contextlib.contextmanager

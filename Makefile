@@ -1,0 +1,44 @@
+# Two commands: `make quickstart` trains and tries a small FLASH; `make test` checks everything. Both install what they need.
+
+VENV := .venv
+BIN := $(VENV)/bin
+RUN := runs/quickstart
+SENTENCE := def __init__(self, <mask>=None):
+
+.PHONY: help quickstart test clean
+
+help:
+	@echo "make quickstart   install, train a small FLASH on this Python's standard library, evaluate it, fill a mask"
+	@echo "make test         install, then ruff, import-linter and pytest"
+	@echo "make clean        remove $(VENV); runs/ stays"
+
+quickstart: $(VENV)/.installed
+	@$(BIN)/flash-tf train quickstart --model-dir $(RUN)
+	@echo; echo "\$$ flash-tf evaluate $(RUN)"
+	@$(BIN)/flash-tf evaluate $(RUN)
+	@echo; echo "\$$ flash-tf fill-mask $(RUN) \"$(SENTENCE)\""
+	@$(BIN)/flash-tf fill-mask $(RUN) "$(SENTENCE)"
+	@echo; echo "Next, after . $(BIN)/activate:"
+	@echo "  flash-tf fill-mask $(RUN) 'for i in <mask>(10):'    # another line"
+	@echo "  flash-tf describe mlm_c4/flash                        # the paper's model: parameters, FLOPs, memory"
+	@echo "  flash-tf train quickstart --model-dir runs/quad --set 'model.mixer={type: quadratic, key_dim: 64}'"
+	@echo "  tensorboard --logdir runs                             # the curves"
+
+test: $(VENV)/.installed-dev
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/python -m pytest
+	@KERAS_BACKEND=jax JAX_ENABLE_X64=1 $(BIN)/python -m pytest tests/contracts/test_kernels.py
+
+# The stamps are made last and depend on setup.py, so that an interrupted install is done again.
+$(VENV)/.installed: setup.py
+	@sh scripts/install.sh $(VENV) .
+	@touch $@
+
+$(VENV)/.installed-dev: setup.py
+	@sh scripts/install.sh $(VENV) ".[dev]"
+	@touch $@ $(VENV)/.installed
+
+clean:
+	rm -rf $(VENV)

@@ -1,0 +1,257 @@
+"""What every YAML under configs must satisfy. A new file there is tested here without edits."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from flash_tf import config, describing
+from flash_tf.layers.feedforward import FEEDFORWARDS
+from flash_tf.layers.gated_attention_unit import GatedAttentionUnit
+from flash_tf.layers.mixers import MIXERS
+from flash_tf.models import MODELS
+from flash_tf.training import build
+from tests import oracles
+from tests.backends import to_numpy
+from tests.numerics import DEAD_GRADIENT, DEAD_ROW_SUM
+
+each_config = pytest.mark.parametrize("name", config.names())
+PAPER = {  # millions of parameters of the rows of FLASH's tables, by the arithmetic of math.md 3.3
+    "mlm_c4": {"transformer": 110.06, "transformer_plus": 109.63, "transformer_plus_plus": 109.64,
+               "flash_quad": 112.02, "flash": 112.03},
+    "lm_wiki40b": {"transformer": 110.06, "transformer_plus": 109.66, "transformer_plus_plus": 109.68,
+                   "flash_quad": 112.05, "flash": 112.07},
+    "lm_pg19": {"transformer_plus": 486.27, "transformer_plus_plus": 486.35, "flash_quad": 495.80, "flash": 495.84},
+}  # fmt: skip
+ROWS = [(f"{task}/{model}", millions) for task, rows in PAPER.items() for model, millions in rows.items()]
+SMALL = {"width": 64, "depth": 2, "vocabulary_size": 500, "heads": 4, "key_dim": 16, "chunk_size": 16, "n": 64}
+# Weights of N(0, 0.02) are made for wide models: row sums fall with the fourth power of the width.
+MIDDLE = {**SMALL, "width": 384, "key_dim": 128, "chunk_size": 64, "n": 256}
+
+
+def described(name, overrides=()):
+    """The config, its model without weights, and what is said of both."""
+    loaded = build.with_masking(config.load(name, overrides))
+    with describing.without_weights():
+        model = build.make_model(loaded)
+        return loaded, model, describing.describe(loaded, model, build.predicted(loaded))
+
+
+def count(type, **options):
+    """Millions of parameters of a model of vocabulary 32,000."""
+    with describing.without_weights():
+        model = MODELS.build({"type": type, "vocabulary_size": 32_000, **options})
+        model.build()
+    return sum(int(np.prod(v.shape)) for v in model.trainable_variables) / 1e6
+
+
+def shrunk(name, sizes, *overrides):
+    """The config with every size that it names, of model or mixer, replaced; two sequences a step."""
+    model = config.load(name).model
+    small = [f"model.{k}={sizes[k]}" for k in model if k in sizes]
+    small += [f"model.mixer.{k}={sizes[k]}" for k in model["mixer"] if k in sizes]
+    n = sizes["n"]
+    small += [f"data.sequence_length={n}", f"train.tokens_per_step={2 * n}"]
+    return build.with_masking(config.load(name, [*small, *overrides]))
+
+
+def made(loaded):
+    """The config's model with the same weights every time."""
+    keras.utils.set_random_seed(0)
+    return build.make_model(loaded)
+
+
+def gradients(loaded, model):
+    """The loss of one step on random tokens, and its gradient of every weight."""
+    n, v = loaded.data.sequence_length, model.vocabulary_size
+    rng = np.random.default_rng(0)
+    tokens, options = rng.integers(0, v, [loaded.batch_size, n + 1]).astype("int32"), {}
+    labels = tokens[:, 1:]
+    if loaded.masking is not None:
+        options["masked_positions"] = np.sort([rng.permutation(n)[: build.predicted(loaded)] for _ in tokens])
+        labels = np.take_along_axis(labels, options["masked_positions"], axis=1)
+    with tf.GradientTape() as tape:
+        logits = tf.cast(model(tokens[:, :-1], training=True, **options), tf.float32)
+        loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+    found = tape.gradient(loss, model.trainable_variables)
+    named = zip((v.path for v in model.trainable_variables), found, strict=True)
+    return float(loss), {path: to_numpy(tf.convert_to_tensor(g)) for path, g in named}
+
+
+def test_every_mixer_feedforward_and_model_has_a_config():
+    models = [config.load(name).model for name in config.names()]
+    assert {model["mixer"]["type"] for model in models} == set(MIXERS.names())
+    assert {model["feedforward"]["type"] for model in models if "feedforward" in model} == set(FEEDFORWARDS.names())
+    assert {model["type"] for model in models} == set(MODELS.names())
+
+
+@each_config
+def test_a_config_is_described_at_full_size_without_allocating_a_weight(name):
+    _, model, said = described(name)
+    assert said["parameters"] > 1e5
+    assert said["training_flops_per_token"] == pytest.approx(3 * said["forward_flops_per_token"], abs=3)
+    assert said["weight_and_optimizer_bytes"] == 12 * said["parameters"]
+    assert (said["decode_state_bytes"] is None) == (said["model"] == "masked_lm")
+    assert all(variable._value is None for variable in model.variables)
+
+
+@pytest.mark.parametrize(("name", "millions"), ROWS)
+def test_the_parameter_count_is_that_of_the_papers_row(name, millions):
+    assert round(described(name)[2]["parameters"] / 1e6, 2) == millions
+
+
+def test_every_config_of_a_task_of_the_paper_has_a_row():
+    assert {name for name in config.names() if name.split("/")[0] in PAPER} == {name for name, _ in ROWS}
+
+
+@pytest.mark.slow
+def test_a_model_built_in_full_has_the_parameters_and_bytes_that_were_described():
+    _, _, said = described("mlm_c4/flash")
+    model = build.make_model(config.load("mlm_c4/flash"))
+    weights = [v.numpy() for v in model.trainable_variables]
+    assert sum(w.size for w in weights) == said["parameters"]
+    assert 3 * sum(w.nbytes for w in weights) == said["weight_and_optimizer_bytes"]
+
+
+def test_ablations_of_the_gated_attention_unit_have_the_papers_counts():
+    gau = {"type": "quadratic"}
+    sizes = {"type": "causal_lm", "width": 768, "depth": 22}
+    assert round(count(mixer=gau, **sizes), 2) == 104.77  # 105 in Table 1
+    assert 104 < count(mixer={**gau, "kernel": "softmax", "relative_bias": False}, **sizes) < 105
+    assert round(count(mixer={**gau, "heads": 4}, **sizes), 2) == 104.77
+    assert 130.5 < count(mixer={**gau, "gated": False}, **sizes) < 131.05
+
+
+def test_ablations_of_self_attention_have_the_papers_counts():
+    sizes = {"type": "masked_lm", "width": 768, "depth": 12, "feedforward": {"type": "mlp"}}
+    plain = count(mixer={"type": "self_attention", "heads": 12}, **sizes)
+    assert round(plain, 2) == 109.63  # 110 in Table 2
+    for options in ({"kernel": "relu2"}, {"heads": 1}):
+        assert count(mixer={"type": "self_attention", "heads": 12, **options}, **sizes) == plain
+    gated = count(mixer={"type": "self_attention", "heads": 12, "gated": True}, **sizes)
+    assert gated - plain == pytest.approx(12 * (768 * 768 + 768) / 1e6)  # W_u and its bias, in each layer
+
+
+@each_config
+def test_one_step_at_small_size_is_finite_and_reaches_every_weight(name):
+    loaded = shrunk(name, SMALL)
+    model = made(loaded)
+    loss, found = gradients(loaded, model)
+    assert 0.5 * np.log(500) < loss < 2 * np.log(500)  # of 500 tokens, none known to be likelier
+    assert found.keys() == {v.path for v in model.trainable_variables}
+    assert all(np.isfinite(g).all() and g.any() for g in found.values())
+
+
+def row_sum(mixer, x):
+    """Mean sum of a row of a gated unit's quadratic attention weights over x `[1, n, d]`, in NumPy from its weights."""
+    e, s = mixer.expansion * mixer.width, mixer.key_dim
+    kernel, bias = (to_numpy(w) for w in (mixer.in_projection.kernel, mixer.in_projection.bias))
+    p = x @ kernel[:, 2 * e :] + bias[2 * e :]
+    z = p / (1 + np.exp(-p))  # [1, n, s]
+    weights = {w.name: to_numpy(w) for w in mixer.offset_scale.weights}
+    head = lambda name: oracles.rotary(  # noqa: E731
+        (z * weights[f"gamma_{name}"] + weights[f"beta_{name}"])[:, :, None], np.arange(z.shape[1])[None]
+    )
+    a, b = (to_numpy(w) for w in (mixer.bias.a, mixer.bias.b))
+    ones, options = np.ones([*z.shape[:2], 1]), {"causal": mixer.causal, "scale": mixer.scale}
+    if mixer.HEADS == ("q", "k"):
+        sums = oracles.quadratic(head("q"), head("k"), ones[..., None], a, b, divisor=mixer.divisor, **options)
+    else:
+        nothing = np.zeros([*z.shape[:2], s])  # silences the linear part
+        quadratic = (head("quad_q")[:, :, 0], head("quad_k")[:, :, 0])
+        chunk = {"chunk_size": mixer.chunk_size}
+        sums = oracles.mixed_chunk(*quadratic, nothing, nothing, ones, a, b, **chunk, **options)
+    return float(sums.mean())
+
+
+def dead(loaded, model):
+    """What of a model is dead at initialisation: gated layers by their row sums, weights by their gradients."""
+    ids = np.random.default_rng(1).integers(0, model.vocabulary_size, [1, loaded.data.sequence_length]).astype("int32")
+    inputs = {}
+    for block in model.blocks:
+        block.norm.call = lambda x, norm=block.norm, name=block.name: inputs.setdefault(name, type(norm).call(norm, x))
+    model(ids)
+    for block in model.blocks:
+        del block.norm.call
+    gated = [block for block in model.blocks if isinstance(block.inner, GatedAttentionUnit)]
+    sums = {block.name: row_sum(block.inner, to_numpy(inputs[block.name])) for block in gated}
+    _, found = gradients(loaded, model)
+    sizes = {path: float(np.sqrt(np.mean(g**2))) for path, g in found.items()}
+    middle = np.median(list(sizes.values()))
+    return sorted(k for k, v in sums.items() if v < DEAD_ROW_SUM) + sorted(
+        path for path, size in sizes.items() if size < DEAD_GRADIENT * middle
+    )
+
+
+@pytest.mark.slow
+@each_config
+def test_every_config_at_middle_size_is_alive_at_initialisation(name):
+    loaded = shrunk(name, MIDDLE, "train.precision=float32")
+    assert dead(loaded, made(loaded)) == []
+
+
+@pytest.mark.parametrize("name", ["mlm_c4/flash", "lm_wiki40b/flash_quad"])
+def test_gamma_of_the_papers_start_is_found_dead_at_the_default_scale(name):
+    loaded = shrunk(name, MIDDLE, "train.precision=float32")
+    model = made(loaded)
+    for mixer in model.mixers:
+        for i, gamma in enumerate(mixer.offset_scale.scales):
+            gamma.assign(np.random.default_rng(i).normal(0, 0.02, gamma.shape))
+    assert {block.name for block in model.blocks} <= set(dead(loaded, model))
+
+
+@each_config
+def test_a_longer_sequence_is_one_override(name):
+    before, _, short = described(name)
+    loaded, model, said = described(name, ["data.sequence_length=1024"])
+    assert loaded.batch_size * 1024 == before.batch_size * before.data.sequence_length == before.train.tokens_per_step
+    learned = loaded.model.get("position_embedding") == "learned"
+    assert model.max_length == (1024 if learned else None)
+    more = (1024 - before.data.sequence_length) * model.width if learned else 0
+    assert said["parameters"] - short["parameters"] == more
+
+
+def attention_flops(mixer, n):
+    """Forward FLOPs per token, from math.md: projections, then pairs of tokens, half of them if causal."""
+    d, half = mixer.width, 0.5 if mixer.causal else 1
+    if not isinstance(mixer, GatedAttentionUnit):
+        return 2 * 4 * d * d + half * 4 * n * d
+    e, s = mixer.expansion * d, mixer.key_dim
+    projections = 2 * (d * (2 * e + s) + e * d)
+    if mixer.HEADS == ("q", "k"):
+        return projections + half * 2 * n * (s + e)
+    return projections + half * 2 * mixer.chunk_size * (s + e) + 4 * s * e
+
+
+@each_config
+def test_flops_are_those_of_the_formulas(name):
+    loaded, model, said = described(name)
+    n, d = loaded.data.sequence_length, model.width
+    for mixer in model.mixers:
+        assert mixer.flops(n) == n * attention_flops(mixer, n)
+    hidden = {"mlp": 2 * 4 * d, "glu": 3 * round(8 * d / 3)}
+    feedforward = 2 * d * hidden[model.feedforward["type"]] if model.feedforward else 0
+    head = 2 * d * model.vocabulary_size * build.predicted(loaded) / n
+    total = model.depth * (attention_flops(model.mixers[0], n) + feedforward) + head
+    assert said["forward_flops_per_token"] == round(total)
+
+
+def test_decode_states_are_those_of_the_formulas():
+    for n in (512, 8192):
+        _, flash, _ = described("lm_wiki40b/flash")
+        per_layer = 4 * 128 * 1536 + 2 * 256 * (
+            128 + 128 + 1536
+        )  # a float32 sum, bfloat16 buffers of a chunk: 1.62 MiB
+        assert flash.decode_state_bytes(n) == 24 * (per_layer + 8)  # and two counters
+        assert round(flash.decode_state_bytes(n) / 2**20, 1) == 39.0
+        _, quad, _ = described("lm_wiki40b/flash_quad")
+        assert quad.decode_state_bytes(n) == 24 * (3_328 * n + 4)
+        _, transformer, _ = described("lm_wiki40b/transformer_plus")
+        assert transformer.decode_state_bytes(n) == 12 * (3_072 * n + 4)
+
+
+def test_describing_holds_no_weights_back_for_a_later_model():
+    _, model, _ = described("quickstart")
+    with keras.StatelessScope():
+        pass
+    assert all(v._value is None for v in model.variables)

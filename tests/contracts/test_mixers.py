@@ -1,0 +1,274 @@
+"""What every mixer and feed-forward layer must satisfy, on every backend. A new file in their folders is found."""
+
+import inspect
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from flash_tf.layers.feedforward import FEEDFORWARDS
+from flash_tf.layers.gated_attention_unit import GatedAttentionUnit
+from flash_tf.layers.mixers import MIXERS
+from flash_tf.models import MODELS
+from tests.backends import compiled, tensors, to_numpy, value_and_gradients
+from tests.numerics import (
+    ALIVE_GRADIENT,
+    ALIVE_OUTPUT,
+    BFLOAT16_LAYER,
+    FLOAT32,
+    INT8,
+    at,
+    masks,
+    real_tokens,
+    relative_error,
+)
+
+B, N, D = 2, 37, 32  # N is prime: never a multiple of a chunk
+SMALL = {"heads": 2, "chunk_size": 8, "key_dim": 16}
+OTHER = {
+    "kernel": ("softmax", "relu2"),
+    "scale": ("paper_appendix",),
+    "divisor": ("length", 5),
+    "activation": ("silu",),
+}
+BESIDE = {"kernel": {"relative_bias": False}}  # softmax takes no bias
+
+
+def defaults(cls):
+    """Every option of a layer, at a size for tests."""
+    parameters = inspect.signature(cls).parameters.values()
+    return {p.name: SMALL.get(p.name, p.default) for p in parameters if p.kind is not p.VAR_KEYWORD}
+
+
+def others(name, value):
+    """Values of an option that are not its default; a new option in words needs a line in `OTHER`."""
+    if name in OTHER:
+        return [other for other in OTHER[name] if other != value]
+    if isinstance(value, bool):
+        return [not value]
+    return [24] if value is None else [2 * value]
+
+
+def changes(cls):
+    """One option of a layer and another value for it, with what that value needs beside it: `(name, options)` each."""
+    base = defaults(cls)
+    for name, value in base.items():
+        for other in others(name, value):
+            yield name, {**base, **{k: v for k, v in BESIDE.get(name, {}).items() if k in base}, name: other}
+
+
+def cases(registry, changed=True):
+    """Every layer of a registry with its defaults, and with each other value of each option, causal or not."""
+    found = {}
+    for kind in registry.names():
+        cls = registry.get(kind)
+        for options in (defaults(cls), *(options for _, options in changes(cls) if changed)):
+            for causal in ({"causal": False}, {"causal": True}) if "causal" in options else ({},):
+                case = {**options, **causal}
+                said = [f"{k}={v}" for k, v in case.items() if v != defaults(cls)[k]]
+                found["-".join([kind, *said])] = (cls, case)
+    return [pytest.param(cls, case, id=name) for name, (cls, case) in found.items()]
+
+
+arguments = ("cls", "options")
+each_mixer = pytest.mark.parametrize(arguments, cases(MIXERS))
+each_feedforward = pytest.mark.parametrize(arguments, cases(FEEDFORWARDS))
+each_causal_mixer = pytest.mark.parametrize(arguments, [case for case in cases(MIXERS) if case.values[1]["causal"]])
+each_default = pytest.mark.parametrize(arguments, cases(MIXERS, changed=False) + cases(FEEDFORWARDS, changed=False))
+each_plain_layer = pytest.mark.parametrize(
+    "cls", [pytest.param(registry.get(k), id=k) for registry in (MIXERS, FEEDFORWARDS) for k in registry.names()]
+)
+each_plain_mixer = pytest.mark.parametrize("kind", MIXERS.names())
+
+
+def built(cls, options, dtype="float32"):
+    """A layer with the same weights every time: noise, around 1 where a weight starts at 1."""
+    layer = cls(dtype=dtype, **options)
+    layer.build((B, N, D))
+    rng = np.random.default_rng(6)
+    for weight in layer.weights:
+        weight.assign(np.round(to_numpy(weight.value)) + 0.2 * rng.normal(size=weight.shape))
+    return layer
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype("float32")
+
+
+def rms(x):
+    return float(np.sqrt(np.mean(np.square(to_numpy(x)))))
+
+
+def outputs(layer, x, **masked):
+    return to_numpy(layer(tensors({"x": x}, "float32")["x"], **tensors(masked, "float32")))
+
+
+@each_plain_layer
+def test_every_option_is_in_the_config_and_survives_a_round_trip(cls):
+    changed = dict(changes(cls))
+    assert changed.keys() == defaults(cls).keys()
+    for name, options in changes(cls):
+        layer = built(cls, options)
+        config = layer.get_config()
+        assert {k: config[k] for k in options} == options
+        again = cls.from_config(config)
+        assert again.get_config() == config
+        again.build((B, N, D))
+        again.set_weights(layer.get_weights())
+        x = normal(B, N, D)
+        assert np.array_equal(outputs(again, x), outputs(layer, x)), name
+
+
+@each_plain_layer
+def test_every_option_changes_the_output(cls):
+    x = normal(B, N, D)
+    for name, options in changes(cls):
+        # Causal where it can be: divisor "length" differs there alone.
+        causal = {"causal": True} if "causal" in options else {}
+        after, before = {**options, **causal}, {**options, **causal, name: defaults(cls)[name]}
+        assert relative_error(outputs(built(cls, after), x), outputs(built(cls, before), x)) > FLOAT32, name
+
+
+@each_default
+def test_the_shape_stays_at_any_length(cls, options):
+    layer = built(cls, options)
+    for n in (1, 8, N):
+        assert outputs(layer, normal(B, n, D)).shape == (B, n, D)
+
+
+@each_plain_layer
+@pytest.mark.parametrize("policy", ["float32", "bfloat16", "mixed_bfloat16"])
+def test_the_dtype_policy_decides_the_dtypes_of_weights_and_output(cls, policy):
+    layer, x = built(cls, defaults(cls), policy), normal(B, N, D)
+    out = layer(ops.convert_to_tensor(x))
+    assert keras.backend.standardize_dtype(out.dtype) == keras.DTypePolicy(policy).compute_dtype
+    assert {w.dtype for w in layer.weights} == {keras.DTypePolicy(policy).variable_dtype}
+    assert relative_error(to_numpy(out), outputs(built(cls, defaults(cls)), x)) < BFLOAT16_LAYER
+
+
+@each_plain_layer
+def test_a_layer_saved_in_a_model_comes_back_with_equal_outputs(cls, tmp_path):
+    layer, x = built(cls, defaults(cls)), normal(B, N, D)
+    inputs = keras.Input((None, D))
+    keras.Model(inputs, layer(inputs)).save(tmp_path / "layer.keras")
+    assert np.array_equal(outputs(keras.saving.load_model(tmp_path / "layer.keras"), x), outputs(layer, x))
+
+
+@each_default
+def test_xla_compiles_to_the_same_output(cls, options):
+    layer, x = built(cls, options), normal(B, N, D)
+    masked = masks("packed") if hasattr(layer, "align") else {}
+    got = compiled(lambda arrays: layer(**arrays))(tensors({"x": x, **masked}, "float32"))
+    real = real_tokens(masked)
+    assert relative_error(at(real, to_numpy(got)), at(real, outputs(layer, x, **masked))) < FLOAT32
+
+
+@each_feedforward
+def test_a_feedforward_layer_sees_each_token_alone(cls, options):
+    layer, x = built(cls, options), normal(B, N, D)
+    alone = outputs(layer, x.reshape(B * N, 1, D)).reshape(B, N, D)
+    assert relative_error(outputs(layer, x), alone) < FLOAT32
+
+
+@each_mixer
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_garbage_at_padding_changes_no_output(cls, options, layout):
+    layer, x, masked = built(cls, options), normal(B, N, D), masks(layout)
+    real = real_tokens(masked)
+    dirty = np.where(real[..., None], x, 1e4 * normal(B, N, D, seed=2))
+    assert np.array_equal(at(real, outputs(layer, dirty, **masked)), at(real, outputs(layer, x, **masked)))
+
+
+@each_causal_mixer
+def test_a_packed_document_equals_itself_alone(cls, options):
+    layer = built(cls, options)
+    c = max(layer.align, 8)
+    assert c % layer.align == 0
+    starts, lengths = [0, 3 * c, 4 * c], [2 * c + 1, c, 2 * c + 1]  # what is between two documents is padding
+    x, segment_ids = normal(B, 7 * c, D), np.zeros([B, 7 * c], "int32")
+    for name, first, length in zip((5, 2, 9), starts, lengths, strict=True):
+        segment_ids[:, first : first + length] = name
+    packed = outputs(layer, x, segment_ids=segment_ids)
+    for first, length in zip(starts, lengths, strict=True):
+        span = slice(first, first + length)
+        assert relative_error(packed[:, span], outputs(layer, x[:, span])) < FLOAT32
+
+
+@each_mixer
+def test_a_mixer_can_decode_exactly_when_a_prefix_gives_the_same_outputs_as_the_whole(cls, options):
+    layer, x = built(cls, options), normal(B, N, D)
+    whole = outputs(layer, x)
+    found = [relative_error(outputs(layer, x[:, :m]), whole[:, :m]) for m in (8, 17)]
+    same = max(found) < FLOAT32
+    assert same == (layer.state_bytes(N) is not None), found
+
+
+@each_causal_mixer
+def test_no_output_of_a_causal_mixer_has_a_gradient_from_a_later_token(cls, options):
+    # One text N times over. Row i differentiates token i alone, so its gradient is row i of the Jacobian.
+    layer = built(cls, options)
+    arrays = tensors({"x": np.repeat(normal(1, N, D), N, axis=0)}, "float32")
+    cotangent = lambda shape: at(np.eye(N, dtype=bool), normal(*shape, seed=1))  # noqa: E731
+    _, gradients = value_and_gradients(layer, arrays, cotangent)
+    jacobian = to_numpy(gradients["x"])
+    assert not at(np.triu(np.ones([N, N], bool), k=1), jacobian).any()
+    assert at(np.tril(np.ones([N, N], bool), k=-1), jacobian).any()
+
+
+@each_default
+def test_output_and_every_gradient_are_alive_at_initialisation(cls, options):
+    n, width = 512, 768  # weights of N(0, 0.02) are made for wide models
+    layer = cls(**{**options, **{k: 128 for k in ("chunk_size", "key_dim") if k in options}})
+    layer.build((1, n, width))
+
+    start = {v.path: v.value for v in layer.trainable_variables}
+
+    def function(x, **weights):
+        return layer.stateless_call([weights[name] for name in start], [], x)[0]
+
+    arrays = {**tensors({"x": normal(1, n, width)}, "float32"), **start}
+    out, gradients = value_and_gradients(function, arrays, lambda shape: normal(*shape, seed=1))
+    least, most = ALIVE_OUTPUT
+    assert least < rms(out) < most
+    found = {name: rms(gradients[name]) for name in start}
+    least, most = ALIVE_GRADIENT
+    assert least * np.median(list(found.values())) < min(found.values()), found
+    assert max(found.values()) < most * n**0.5, found
+
+
+def model_of(kind):
+    """A small language model over the mixer, and token ids for it."""
+    options = {k: v for k, v in SMALL.items() if k in defaults(MIXERS.get(kind))}
+    feedforward = None if issubclass(MIXERS.get(kind), GatedAttentionUnit) else {"type": "glu"}
+    options = {"vocabulary_size": 50, "width": D, "depth": 2, "mixer": {"type": kind, **options}}
+    model = MODELS.build({"type": "causal_lm", **options, "feedforward": feedforward})
+    model.build()
+    return model, np.random.default_rng(0).integers(0, 50, [B, N]).astype("int32")
+
+
+@each_plain_mixer
+def test_lora_on_every_dense_layer_changes_no_output_and_freezes_the_kernels(kind):
+    model, ids = model_of(kind)
+    before, trained = to_numpy(model(ids)), {v.path for v in model.trainable_variables}
+    dense = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Dense)]
+    kernels = {layer.kernel.path for layer in dense}
+    assert len(dense) >= 2 * model.depth and kernels < trained
+    for layer in dense:
+        layer.enable_lora(2)
+    added = {v.path for layer in dense for v in (layer.lora_kernel_a, layer.lora_kernel_b)}
+    assert {v.path for v in model.trainable_variables} == trained - kernels | added
+    assert relative_error(to_numpy(model(ids)), before) < FLOAT32
+    for layer in dense:
+        layer.lora_kernel_b.assign(normal(*layer.lora_kernel_b.shape))
+    assert relative_error(to_numpy(model(ids)), before) > FLOAT32
+
+
+@each_plain_mixer
+def test_int8_keeps_the_outputs_of_a_model_close(kind):
+    model, ids = model_of(kind)
+    before = to_numpy(model(ids))
+    model.quantize("int8")
+    dense = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Dense)]
+    assert {layer.kernel.dtype for layer in dense} == {"int8"}
+    assert 0 < relative_error(to_numpy(model(ids)), before) < INT8

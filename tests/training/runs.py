@@ -1,0 +1,179 @@
+"""Tiny experiments: a made-up corpus, a config over it, and ways to train it, in this process or in a child of it."""
+
+import contextlib
+import io
+import json
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import sys
+from pathlib import Path
+
+import tensorflow as tf
+import yaml
+
+from flash_tf import cli, config
+from flash_tf.training import build, loop
+from flash_tf.training.progress import Progress
+
+VOCABULARY, LENGTH = 100, 32
+MIXER = {"type": "mixed_chunk", "chunk_size": 8, "key_dim": 8}
+
+# A child of the fork server has TensorFlow's modules already, but nothing in it has started: it takes a second where
+# a new process takes ten, and may still choose its devices.
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["flash_tf.training.loop"])
+
+
+def corpus(folder, seed=0):
+    """Writes `train.txt` and `validation.txt`, a document a line: words of few letters, common and rare ones."""
+    draw = random.Random(seed)
+    words = ["".join(draw.choices("abcdefghiklmnop", k=draw.randint(2, 6))) for _ in range(120)]
+    for split, documents in (("train", 80), ("validation", 7)):
+        lines = [" ".join(draw.choices(words, range(120, 0, -1), k=draw.randint(5, 60))) for _ in range(documents)]
+        Path(folder, f"{split}.txt").write_text("\n".join(lines) + "\n")
+
+
+def write(folder, **sections):
+    """Writes `config.yaml`, a tiny FLASH over the folder's corpus; `sections` add to its sections. Returns its path."""
+    files = {split: str(Path(folder, f"{split}.txt")) for split in ("train", "validation")}
+    values = {
+        "model": {"type": "masked_lm", "vocabulary_size": VOCABULARY, "width": 16, "depth": 2, "mixer": MIXER},
+        "data": {"source": {"type": "text_files", **files, "documents": "line"}, "sequence_length": LENGTH},
+        "optimizer": {"learning_rate": 0.01, "warmup_steps": 2},
+        "train": {
+            "steps": 8,
+            "tokens_per_step": 4 * LENGTH,
+            "steps_per_loop": 1,
+            "precision": "float32",
+            "checkpoint_every": 2,
+        },
+        "evaluation": {"every": 4},
+    }
+    for name, options in sections.items():
+        values[name] = {**values.get(name, {}), **options}
+    path = Path(folder, "config.yaml")
+    path.write_text(yaml.safe_dump(values))
+    return str(path)
+
+
+class Lines(Progress):
+    """Keeps what is shown; calls `at` with how many training loops have been shown so far."""
+
+    def __init__(self, at=lambda loops: None):
+        super().__init__(io.StringIO())
+        self._at, self._loops = at, 0
+
+    def status(self, text):
+        super().status(text)
+        if text.startswith("step "):
+            self._loops += 1
+            self._at(self._loops)
+
+    def shown(self):
+        return self._stream.getvalue()
+
+
+def train(path, model_dir, *overrides, stop_after=None):
+    """Trains in this process; SIGTERM comes after `stop_after` loops. Returns what was shown."""
+
+    def stop(loops):
+        if loops == stop_after:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    progress = Lines(stop)
+    with contextlib.suppress(loop.actions.Interrupted):
+        loop.train(config.load(path, overrides), str(model_dir), progress)
+    return progress.shown()
+
+
+def prepared(path, model_dir, *overrides):
+    """A run and its trainer, before the first step."""
+    run = loop._prepare(build.with_masking(config.load(path, overrides)), str(model_dir), Lines())
+    return run, loop._make_trainer(run, loop._open_stream(run))
+
+
+def in_child(function, *args, devices=1, **kwargs):
+    """What a module's `function` returns in a child process with so many logical CPUs; its error as a RuntimeError."""
+    return finish(start(function, *args, devices=devices, **kwargs))
+
+
+def start(function, *args, devices=1, **kwargs):
+    """Starts `function` in a child; see `finish`."""
+    ours, theirs = CONTEXT.Pipe(duplex=False)
+    process = CONTEXT.Process(target=_answer, args=(theirs, devices, function, args, kwargs))
+    process.start()
+    theirs.close()
+    return process, ours
+
+
+def finish(started):
+    """The result of a started child; None if it was killed."""
+    process, answer = started
+    try:
+        done, result = answer.recv()
+    except EOFError:
+        done, result = True, None
+    process.join()
+    if not done:
+        raise RuntimeError(result)
+    return result
+
+
+def _answer(answer, devices, function, args, kwargs):
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * devices)
+    try:
+        answer.send((True, function(*args, **kwargs)))
+    except Exception as error:
+        answer.send((False, f"{type(error).__name__}: {error}"))
+    answer.close()
+    os._exit(0)  # nothing waits for threads of TensorFlow
+
+
+def command(folder, *arguments, file_size=None):
+    """Runs `flash-tf` in a child, where no file may grow beyond `file_size` bytes; its status and both outputs."""
+    process = CONTEXT.Process(target=_command, args=(str(folder), list(map(str, arguments)), file_size))
+    process.start()
+    process.join()
+    return process.exitcode, Path(folder, "stdout").read_text(), Path(folder, "stderr").read_text()
+
+
+def _command(folder, arguments, file_size):
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        with open(Path(folder, name), "w") as file:
+            os.dup2(file.fileno(), number)
+    if file_size is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, resource.RLIM_INFINITY))
+    status = 2
+    try:
+        status = cli.main(arguments)
+        sys.stdout.flush()
+    finally:
+        os._exit(status)
+
+
+def state(model_dir, step=None):
+    """All that a checkpoint holds, name -> array; the newest, or the one of `step`."""
+    folders = sorted(Path(model_dir, "checkpoints").glob("step-*"))
+    folder = folders[-1] if step is None else Path(model_dir, f"checkpoints/step-{step:08d}")
+    reader = tf.train.load_checkpoint(str(folder / "variables"))
+    return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map() if "ATTRIBUTES" in name}
+
+
+def bits(arrays):
+    """Arrays as something that is equal only if every bit is."""
+    return {name: (x.shape, x.dtype.str, x.tobytes()) for name, x in arrays.items()}
+
+
+def records(model_dir, name="metrics.jsonl"):
+    return [json.loads(line) for line in Path(model_dir, name).read_text().splitlines()]
+
+
+def losses(model_dir):
+    """Step -> loss and gradient norm, of which no step may be there twice."""
+    found = [(record["step"], record["loss"], record["gradient_norm"]) for record in records(model_dir)]
+    assert [step for step, *_ in found] == list(range(1, len(found) + 1))
+    return found

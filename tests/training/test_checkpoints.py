@@ -1,0 +1,181 @@
+"""What counts as a checkpoint, which one a run goes on from, and what is kept."""
+
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from flash_tf import config
+from flash_tf.training import build
+from flash_tf.training.checkpoints import MARKER, Checkpoints
+from flash_tf.training.optimizer import AdamW
+from tests.training import runs
+
+DATA, INDEX = "variables.data-00000-of-00001", "variables.index"
+
+
+def truncated_data(folder):
+    data = (folder / DATA).read_bytes()
+    (folder / DATA).write_bytes(data[: len(data) // 2])
+
+
+def a_wrong_byte(folder):
+    data = bytearray((folder / DATA).read_bytes())
+    data[len(data) // 2] ^= 1
+    (folder / DATA).write_bytes(data)
+
+
+def missing_data(folder):
+    (folder / DATA).unlink()
+
+
+def garbage_index(folder):
+    (folder / INDEX).write_bytes(bytes(range(256)) * 8)
+
+
+def unreadable_marker(folder):
+    (folder / MARKER).write_text('{"step": 8, "po')
+
+
+def empty_marker(folder):
+    (folder / MARKER).write_text("")
+
+
+DAMAGES = [truncated_data, a_wrong_byte, missing_data, garbage_index, unreadable_marker, empty_marker]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of eight steps, with checkpoints of steps 2 to 8."""
+    folder = tmp_path_factory.mktemp("run")
+    runs.corpus(folder)
+    path = runs.write(folder, model={"depth": 1}, train={"keep": 4})
+    runs.in_child(runs.train, path, folder / "model")
+    return folder
+
+
+@pytest.fixture
+def copy(run, tmp_path):
+    shutil.copytree(run / "model", tmp_path / "model")
+    return tmp_path / "model"
+
+
+def kept(values, shape=(2, 3)):
+    """Variables as a checkpoint takes them."""
+    return {name: tf.Variable(tf.fill(shape, float(value))) for name, value in values.items()}
+
+
+def variables(run):
+    """What a checkpoint of the run holds, as it is before the first step."""
+    experiment = config.load(str(run / "config.yaml"))
+    weights = {v.path: v.value for v in build.make_model(experiment).trainable_variables}
+    return {**weights, **AdamW(experiment.optimizer, experiment.train.steps, weights).state()}
+
+
+def newest(model_dir):
+    return model_dir / "checkpoints/step-00000008"
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before_and_says_so(run, copy, damage):
+    damage(newest(copy))
+    said, into = [], variables(run)
+    notes = Checkpoints(str(copy / "checkpoints"), said.append).restore_newest(into)
+    assert notes["step"] == 6
+    assert len(said) == 1 and "step-00000008 is damaged" in said[0] and "falling back" in said[0]
+    want = variables(run)
+    Checkpoints(str(run / "model/checkpoints")).restore(want, 6)
+    for name, variable in into.items():
+        np.testing.assert_array_equal(variable.numpy(), want[name].numpy())
+
+
+def test_a_checkpoint_without_a_marker_does_not_count(run, copy):
+    (newest(copy) / MARKER).unlink()
+    checkpoints = Checkpoints(str(copy / "checkpoints"))
+    assert checkpoints.steps() == [2, 4, 6]
+    assert checkpoints.restore_newest(variables(run))["step"] == 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", [truncated_data, unreadable_marker])
+def test_a_run_whose_newest_checkpoint_is_damaged_makes_it_again(run, copy, damage):
+    damage(newest(copy))
+    shown = runs.in_child(runs.train, str(run / "config.yaml"), copy)
+    assert "step-00000008 is damaged" in shown and "going on from step 6" in shown
+    assert runs.losses(copy) == runs.losses(run / "model")
+    assert runs.bits(runs.state(copy)) == runs.bits(runs.state(run / "model"))
+    assert Checkpoints(str(copy / "checkpoints")).restore_newest(variables(run))["step"] == 8
+
+
+def test_when_no_checkpoint_can_be_read_one_error_says_so_and_nothing_is_deleted(run, copy):
+    into = variables(run)
+    for folder in (copy / "checkpoints").glob("step-*"):
+        garbage_index(folder)
+    with pytest.raises(ValueError, match="none of the 4 checkpoints in .*/checkpoints can be read"):
+        Checkpoints(str(copy / "checkpoints")).restore_newest(into)
+    assert Checkpoints(str(copy / "checkpoints")).steps() == [2, 4, 6, 8]
+
+
+def test_an_unreadable_marker_of_an_old_checkpoint_stops_neither_saving_nor_the_choice_of_the_best(tmp_path):
+    checkpoints = Checkpoints(str(tmp_path))
+    for step in (1, 2):
+        checkpoints.save(kept({"w": step}), {"step": step, "loss": float(step)})
+    (tmp_path / f"step-00000001/{MARKER}").write_text("{")
+    assert checkpoints.best() == 2
+    checkpoints.save(kept({"w": 3}), {"step": 3})
+    checkpoints.prune(1)
+    assert 3 in checkpoints.steps()
+
+
+def test_the_newest_checkpoints_and_the_best_are_kept(tmp_path):
+    checkpoints = Checkpoints(str(tmp_path))
+    for step, loss in enumerate([3.0, 1.0, None, 2.0, 1.5, 4.0], 1):
+        checkpoints.save(kept({"w": step}), {"step": step} | ({} if loss is None else {"loss": loss}))
+        checkpoints.prune(2)
+    assert checkpoints.best() == 2
+    assert checkpoints.steps() == [2, 5, 6]
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == [f"step-0000000{step}" for step in (2, 5, 6)]
+
+
+def test_what_a_killed_process_left_of_an_old_checkpoint_is_deleted_too(tmp_path):
+    checkpoints = Checkpoints(str(tmp_path))
+    for step in (1, 2):
+        checkpoints.save(kept({"w": step}), {"step": step})
+    (tmp_path / f"step-00000001/{MARKER}").unlink()  # by a prune that was killed
+    checkpoints.save(kept({"w": 3}), {"step": 3})
+    checkpoints.prune(2)
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["step-00000002", "step-00000003"]
+
+
+def test_notes_of_an_evaluation_are_added_to_a_checkpoint_that_is_there(tmp_path):
+    checkpoints = Checkpoints(str(tmp_path))
+    checkpoints.save(kept({"w": 1}), {"step": 1, "position": 4})
+    checkpoints.note(1, {"loss": 0.5})
+    assert checkpoints.notes(1) == {"step": 1, "position": 4, "variables": 1, "loss": 0.5}
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_the_name_of_a_variable(run, copy):
+    into = variables(run)
+    name = next(name for name in into if name.endswith("embeddings"))
+    into[name] = tf.Variable(tf.zeros([1, 2, 3]))
+    with pytest.raises(ValueError, match=r"embeddings needs shape \[1, 2, 3\], got \[100, 16\]"):
+        Checkpoints(str(copy / "checkpoints")).restore_newest(into)
+
+
+def test_a_variable_that_the_file_lacks_is_an_error_that_names_it_and_assigns_nothing(tmp_path):
+    checkpoints = Checkpoints(str(tmp_path))
+    checkpoints.save(kept({"model/a": 1}), {"step": 1})
+    into = kept({"model/a": 0, "model/b": 0})
+    with pytest.raises(ValueError, match=r"step-00000001 has no .*b \(1 variables are missing\)"):
+        checkpoints.restore_newest(into)
+    assert not into["model/a"].numpy().any()
+
+
+def test_every_trainable_weight_and_both_slots_of_it_are_in_a_checkpoint(run):
+    stored, needed = runs.state(run / "model", 8), variables(run)
+    assert len([name for name in stored if "save_counter" not in name]) == len(needed)
+    weights = {name for name in needed if name.startswith("masked_lm/")}
+    assert set(needed) - weights == {f"{slot}/{name}" for slot in "mv" for name in weights}
+    for part in ("embedding", "mixer_0", "final_norm", "output_bias"):
+        assert any(part in name for name in weights)

@@ -1,0 +1,111 @@
+"""Clipping and accumulation: what gradient a step applies, against a hand computation."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from flash_tf.config import OptimizerConfig
+from tests import numerics
+from tests.training import runs
+
+NORM = 0.1
+CAUSAL = {"model": {"type": "causal_lm", "depth": 1}, "data": {"packing": "documents"}}
+
+
+def after_one_step(path, folder, clip):
+    """The gradient that a first step applied, from AdamW's running mean, and the norm that it recorded."""
+    run, trainer = runs.prepared(path, f"{folder}/{clip}", "strategy.type=mirrored", f"optimizer.clip={clip}")
+    trainer.train(tf.constant(1))
+    mean = {name: m.numpy() / (1 - OptimizerConfig.betas[0]) for name, m in run.optimizer.m.items()}
+    return mean, float(trainer.history[0, 1])
+
+
+def gradients_by_rows(path, folder):
+    """Sums of gradients and predicted tokens over the first two rows of the first batch, and over the last two."""
+    run, trainer = runs.prepared(path, f"{folder}/by-rows")
+    batch = next(trainer._iterator)
+    sums = []
+    for rows in (slice(0, 2), slice(2, 4)):
+        gradients, _, tokens = trainer.gradients({name: x[rows] for name, x in batch.items()})
+        sums.append(({n: g.numpy() for n, g in zip(run.optimizer.variables, gradients, strict=True)}, tokens.numpy()))
+    return sums
+
+
+def measured(path, folder):
+    clips = {scope: f"{{scope: {scope}, norm: {NORM}}}" for scope in ("replica", "global")} | {"none": "null"}
+    return gradients_by_rows(path, folder), {name: after_one_step(path, folder, clip) for name, clip in clips.items()}
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("clipping")
+    runs.corpus(folder)
+    return runs.in_child(measured, runs.write(folder, **CAUSAL), str(folder), devices=2)
+
+
+def norm(gradients):
+    return np.sqrt(sum(np.sum(np.square(g, dtype=np.float64)) for g in gradients.values()))
+
+
+def clipped(gradients):
+    factor = min(1.0, NORM / norm(gradients))
+    return {name: factor * g.astype(np.float64) for name, g in gradients.items()}
+
+
+def weighted(parts):
+    """The sum of each replica's mean gradient times its share of all predicted tokens."""
+    total = sum(tokens for _, tokens in parts)
+    return {name: sum(tokens / total * mean[name] for mean, tokens in parts) for name in parts[0][0]}
+
+
+def means(sums):
+    return [({name: g / tokens for name, g in gradients.items()}, tokens) for gradients, tokens in sums]
+
+
+def assert_equal(got, want):
+    every = [np.concatenate([one[name].ravel() for name in want]) for one in (got, want)]
+    assert numerics.relative_error(*every) < numerics.FLOAT32_RUN
+
+
+def test_replicas_of_the_case_predict_unequal_numbers_of_tokens_and_exceed_the_norm(case):
+    sums, _ = case
+    (first, tokens), (second, others) = sums
+    assert tokens != others
+    assert min(norm(mean) for mean, _ in means(sums)) > 2 * NORM
+    assert numerics.relative_error(norm(first), norm(second)) > 1e-3
+
+
+def test_scope_replica_clips_each_mean_and_weighs_it_by_its_share_of_predicted_tokens(case):
+    sums, steps = case
+    gradient, recorded = steps["replica"]
+    want = weighted([(clipped(mean), tokens) for mean, tokens in means(sums)])
+    assert_equal(gradient, want)
+    assert recorded == pytest.approx(norm(want), rel=numerics.FLOAT32_RUN)
+
+
+def test_scope_global_clips_the_mean_over_all_tokens_and_records_its_norm_before_that(case):
+    sums, steps = case
+    gradient, recorded = steps["global"]
+    mean = weighted(means(sums))
+    assert norm(mean) > NORM
+    assert_equal(gradient, clipped(mean))
+    assert recorded == pytest.approx(norm(mean), rel=numerics.FLOAT32_RUN)
+
+
+def test_without_clipping_the_mean_over_all_tokens_is_applied(case):
+    sums, steps = case
+    gradient, _ = steps["none"]
+    assert_equal(gradient, weighted(means(sums)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sections", [{"model": {"depth": 1}}, CAUSAL], ids=["masked", "causal"])
+def test_two_micro_batches_give_the_steps_of_one_batch(tmp_path, sections):
+    runs.corpus(tmp_path)
+    path = runs.write(tmp_path, **sections)
+    one = runs.start(runs.train, path, tmp_path / "one", "train.steps=4")
+    runs.in_child(runs.train, path, tmp_path / "two", "train.steps=4", "train.accumulate=2")
+    runs.finish(one)
+    got, want = (np.array(runs.losses(tmp_path / name)) for name in ("two", "one"))
+    assert len(want) == 4
+    assert numerics.relative_error(got, want) < numerics.FLOAT32_RUN

@@ -1,0 +1,120 @@
+"""A run that was stopped, however roughly, ends where one without a stop does, bit for bit."""
+
+import functools
+import itertools
+import os
+import random
+import signal
+import threading
+
+import pytest
+import tensorflow as tf
+
+from flash_tf.data import token_cache
+from tests.training import runs
+
+CAUSAL = {"model": {"type": "causal_lm"}, "data": {"packing": "documents"}}
+
+
+def same(one, other):
+    assert runs.losses(one) == runs.losses(other)
+    assert runs.records(one, "evaluations.jsonl") == runs.records(other, "evaluations.jsonl")
+    assert runs.bits(runs.state(one)) == runs.bits(runs.state(other))
+    kept, others = ({path.name for path in (run / "checkpoints").iterdir()} for run in (one, other))
+    assert kept == others
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sections", [{}, CAUSAL], ids=["masked", "causal"])
+def test_steps_after_a_resume_equal_those_of_a_run_without_a_stop(tmp_path, sections):
+    runs.corpus(tmp_path)
+    model = {**sections.get("model", {}), "dropout": 0.1}
+    path = runs.write(tmp_path, **{**sections, "model": model})
+    whole = runs.start(runs.train, path, tmp_path / "whole")
+    runs.in_child(runs.train, path, tmp_path / "halves", stop_after=4)
+    assert len(runs.losses(tmp_path / "halves")) == 4
+    assert "going on from step 4" in runs.in_child(runs.train, path, tmp_path / "halves")
+    runs.finish(whole)
+    assert len(runs.losses(tmp_path / "whole")) == 8
+    same(tmp_path / "whole", tmp_path / "halves")
+
+
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def half(call, args):
+    """Writes the first half of what is to be written, and sees that it is on disk."""
+    call(*args[:-1], args[-1][: len(args[-1]) // 2])
+    args[0].flush()
+    kill()
+
+
+def before(call, args):
+    kill()
+
+
+def after(call, args):
+    call(*args)
+    kill()
+
+
+def within(call, args):
+    """Dies some milliseconds later: the draw differs by process, its range is that of a step or a write."""
+    threading.Timer(random.Random(os.getpid()).uniform(0, 0.004), kill).start()
+    return call(*args)
+
+
+# Where a run dies, how, and at which of the times that it comes there in one process: between two of these numbers.
+EARLY = [
+    (tf.io.gfile.GFile, "write", half, 1, 1),  # the config
+    (tf.io.gfile.GFile, "write", half, 3, 3),  # the tokenizer
+    (tf.io.gfile, "rename", before, 3, 3),
+    (token_cache, "_write", half, 1, 2),
+    (token_cache, "_write", half, 3, 5),
+    (os, "replace", before, 1, 3),  # token files
+]
+LATE = [
+    *[(runs.Lines, "status", after, 3, 5)] * 3,  # tokenised shards are two; then between loops of steps
+    *[(runs.Lines, "status", within, 3, 5)] * 2,  # in the next loop
+    (tf.train.Checkpoint, "write", before, 1, 2),
+    *[(tf.train.Checkpoint, "write", within, 1, 2)] * 3,
+    (tf.train.Checkpoint, "write", after, 1, 2),  # whole, but without a marker
+    (tf.io.gfile, "rename", before, 5, 6),  # a marker
+    *[(tf.io.gfile.GFile, "write", half, 5, 9)] * 2,  # metrics or a marker
+    (tf.io.gfile, "rmtree", before, 1, 2),  # an old checkpoint, whose marker is gone
+]
+
+
+def die(path, model_dir, kind, place, occasion):
+    """Trains until the process comes to a place for the `occasion`-th time, and is killed there."""
+    owner, name, how, *_ = (EARLY, LATE)[kind][place]
+    call, times = getattr(owner, name), itertools.count(1)
+
+    def watched(*args, **kwargs):
+        given = functools.partial(call, **kwargs)
+        return how(given, args) if next(times) == occasion else given(*args)
+
+    setattr(owner, name, watched)
+    runs.train(path, model_dir)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_twenty_times_equals_one_that_is_not(tmp_path):
+    runs.corpus(tmp_path)
+    train = {"steps": 60, "keep": 1}
+    path = runs.write(tmp_path, model={"depth": 1, "dropout": 0.1}, train=train, evaluation={"every": 32})
+    whole = runs.start(runs.train, path, tmp_path / "whole")
+    draw = random.Random(3)
+    places = [(0, place) for place in range(len(EARLY))]
+    places += [(1, place) for place in draw.sample(range(len(LATE)), len(LATE))]
+    assert len(places) == 20
+    for kind, place in places:
+        occasion = draw.randint(*(EARLY, LATE)[kind][place][3:])
+        process, _ = started = runs.start(die, path, tmp_path / "killed", kind, place, occasion)
+        assert runs.finish(started) is None
+        assert process.exitcode == -signal.SIGKILL, (EARLY, LATE)[kind][place]
+    assert "going on from step" in runs.in_child(runs.train, path, tmp_path / "killed")
+    runs.finish(whole)
+    assert len(runs.losses(tmp_path / "whole")) == 60
+    same(tmp_path / "whole", tmp_path / "killed")
