@@ -19,9 +19,10 @@ setup(
     python_requires=">=3.11,<3.14",  # Keras 3.15 and JAX refuse 3.10; TensorFlow 2.20 has no wheel for 3.14
     packages=find_packages(include=["flash_tf*", "kernels_xla*"]),
     package_data={"flash_tf": ["configs/*.yaml", "configs/*/*.yaml"]},
-    entry_points={"console_scripts": ["flash-tf = flash_tf.cli:main"]},
+    entry_points={"console_scripts": ["flash-tf = flash_tf.cli:program"]},
     install_requires=[
-        # 2.20 is what a plain install gives; 2.19.1 is the last with Cloud TPU support; tf-models-official follows to 2.20
+        # 2.20 is what a plain install gives, and the last that tf-models-official follows; 2.19.1 is the last with
+        # Cloud TPU support
         "tensorflow>=2.19,<2.21",
         "tensorflow-text>=2.19,<2.21",  # its operators are built against one minor version of TensorFlow
         "tf-models-official>=2.19,<2.21",  # for orbit alone; a release for each minor version of TensorFlow

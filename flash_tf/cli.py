@@ -27,6 +27,13 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+def program() -> None:
+    """`main` as the console script: ends the process at once, before TensorFlow's farewell reaches the terminal."""
+    status = main()
+    sys.stdout.flush()
+    os._exit(status)
+
+
 def _explain(error: Exception, log: str) -> tuple[int, str]:
     """Exit status and one line for what went wrong. Traces of errors that are not the user's are in the log."""
     number = getattr(error, "number", None)
@@ -193,4 +200,4 @@ class _LibraryLog:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program()

@@ -213,7 +213,10 @@ def from_mapping(cls: type, values: Any, *, where: str) -> Any:
             )
         built[name] = tuple(value) if isinstance(value, list) and get_origin(hints.get(name)) is tuple else value
     check_options(cls, built, where=where)
-    return cls(**built)
+    try:
+        return cls(**built)
+    except ValueError as error:  # of a value, which names its section itself
+        raise ValueError(f"{where.partition(': ')[0]}: {error}") from None
 
 
 def _dataclass_in(annotation):

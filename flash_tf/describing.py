@@ -1,10 +1,15 @@
 """What a config's model costs, without allocating it."""
 
+import contextlib
 import math
+from collections.abc import Iterator
 
 import keras
+from keras.src.backend.common import global_state
 
 from flash_tf.config import Config
+
+REMEMBERED = "uninitialized_variables"
 
 
 def describe(config: Config, model: keras.Model, predicted: int) -> dict:
@@ -39,9 +44,19 @@ def describe(config: Config, model: keras.Model, predicted: int) -> dict:
     }
 
 
-def without_weights() -> keras.StatelessScope:
-    """A scope in which a model is built with shapes but without values: 500 M parameters cost nothing."""
-    return keras.StatelessScope(initialize_variables=False)
+@contextlib.contextmanager
+def without_weights() -> Iterator[None]:
+    """A scope in which a model is built with shapes but without values: 500 M parameters cost nothing.
+
+    Keras remembers such variables and gives them values at the end of the next stateless scope, whoever's it is; so what
+    it came to remember in here is taken back. It has no public way to.
+    """
+    before = list(global_state.get_global_attribute(REMEMBERED, []))
+    try:
+        with keras.StatelessScope(initialize_variables=False):
+            yield
+    finally:
+        global_state.set_global_attribute(REMEMBERED, before)
 
 
 def as_text(described: dict) -> str:

@@ -45,7 +45,7 @@ class Registry:
     def get(self, name: str) -> type:
         """The class called `name`; ValueError with the nearest name otherwise."""
         if name not in (known := self.names()):
-            raise ValueError(f"no {self.kind} is called {name!r}{hint(name, known)}. There are: {', '.join(known)}")
+            raise ValueError(f"no {self.kind} is called {name!r}{hint(name, known)} There are: {', '.join(known)}")
         return self._classes[name]
 
     def check(self, part: Any) -> None:
@@ -111,10 +111,12 @@ def spell(needed: Any) -> str:
         return f"one of {', '.join(map(repr, get_args(needed)))}"
     if needed is type(None):
         return "null"
+    if get_origin(needed) in (list, tuple):
+        return f"a list of {spell(get_args(needed)[0])}"
     return getattr(get_origin(needed) or needed, "__name__", str(needed))
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` where a known name is near, else nothing."""
+    """`; did you mean 'x'?` where a known name is near, else a full stop."""
     close = difflib.get_close_matches(str(name), list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    return f"; did you mean {close[0]!r}?" if close else "."

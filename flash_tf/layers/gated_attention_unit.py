@@ -86,5 +86,8 @@ class GatedAttentionUnit(keras.layers.Layer):
         in_width = 2 * self.expansion * self.width + self.key_dim
         return 2 * self.width + 2 * in_width + 2 * len(self.HEADS) * self.key_dim + 2 * self.value_width
 
+    def compute_output_shape(self, x_shape):
+        return x_shape  # known without a trace, which an unknown length would stop on JAX
+
     def get_config(self):
         return {**super().get_config(), **options(self)}

@@ -26,7 +26,7 @@ class RelativeBias(keras.layers.Layer):
       Float tensor `[n, n]`, float32.
 
     Example:
-      >>> RelativeBias()(5).shape
+      >>> RelativeBias()(n=5).shape
       TensorShape([5, 5])
     """
 

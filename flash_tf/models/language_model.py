@@ -54,7 +54,12 @@ class LanguageModel(keras.Model):
     def _make_layers(self):
         same = {"dtype": self.dtype_policy}
         self.embedding = keras.layers.ReversibleEmbedding(
-            self.vocabulary_size, self.width, embeddings_initializer=normal(), name="embedding", **same
+            self.vocabulary_size,
+            self.width,
+            embeddings_initializer=normal(),
+            reverse_dtype=self.compute_dtype,  # the table is not cast of itself, and would make float32 logits
+            name="embedding",
+            **same,
         )
         if self.position_embedding == "scaled_sin":
             self.positions = ScaledSinusoidalEmbedding(self.width, name="positions", **same)

@@ -25,11 +25,13 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Steps of the whole checkpoints, oldest first."""
+        return [step for step in self._folders() if tf.io.gfile.exists(f"{self._folder(step)}/{MARKER}")]
+
+    def _folders(self):
         if not tf.io.gfile.isdir(self.directory):
             return []
         names = (re.fullmatch(r"step-(\d+)/?", name) for name in tf.io.gfile.listdir(self.directory))
-        found = sorted(int(match[1]) for match in names if match)
-        return [step for step in found if tf.io.gfile.exists(f"{self._folder(step)}/{MARKER}")]
+        return sorted(int(match[1]) for match in names if match)
 
     def notes(self, step: int) -> dict:
         """What was noted with a checkpoint: `step`, `position`, and `loss` where it was evaluated."""
@@ -47,7 +49,11 @@ class Checkpoints:
         elif tf.io.gfile.exists(folder):
             tf.io.gfile.rmtree(folder)  # without a marker: a process died while it wrote
         tf.io.gfile.makedirs(folder)
-        tf.train.Checkpoint(**{_key(name): v for name, v in variables.items()}).write(f"{folder}/variables")
+        try:
+            tf.train.Checkpoint(**{_key(name): v for name, v in variables.items()}).write(f"{folder}/variables")
+        except tf.errors.OpError as error:
+            reason = re.sub(r"{{.*}}|\[Op:.*", "", error.message).split("; ")[-1].strip()  # less TensorFlow's nodes
+            raise OSError(f"the checkpoint {folder} cannot be written: {reason}") from error
         if chief:
             self._mark(notes["step"], {**notes, "variables": len(variables)})
         else:
@@ -77,7 +83,7 @@ class Checkpoints:
             stored = {name.removesuffix(SUFFIX): shape for name, shape in shapes.items() if name.endswith(SUFFIX)}
             self._compare(where, {_key(name): v.shape.as_list() for name, v in variables.items()}, stored)
             values = {name: reader.get_tensor(_key(name) + SUFFIX) for name in variables}
-        except (tf.errors.OpError, json.JSONDecodeError, RuntimeError) as error:
+        except (tf.errors.OpError, json.JSONDecodeError, RuntimeError, IndexError) as error:
             raise DamagedCheckpoint(f"{where} is damaged: {str(error).splitlines()[0][:200]}") from error
         for name, variable in variables.items():
             variable.assign(values[name])
@@ -109,15 +115,23 @@ class Checkpoints:
 
     def best(self) -> int | None:
         """Step of the checkpoint with the lowest validation loss; None if none was evaluated."""
-        losses = {step: self.notes(step).get("loss") for step in self.steps()}
+        losses = {step: self._loss(step) for step in self.steps()}
         evaluated = {step: loss for step, loss in losses.items() if loss is not None}
         return min(evaluated, key=evaluated.get) if evaluated else None
 
+    def _loss(self, step):
+        try:
+            return self.notes(step).get("loss")
+        except json.JSONDecodeError:
+            return None
+
     def prune(self, keep: int) -> None:
         """Deletes all but the newest `keep` whole checkpoints and the best one."""
-        steps = self.steps()
-        for step in set(steps[:-keep]) - {self.best()}:
-            tf.io.gfile.remove(f"{self._folder(step)}/{MARKER}")
+        whole = self.steps()
+        old = [step for step in self._folders() if step < whole[-1]]
+        for step in set(old) - set(whole[-keep:]) - {self.best()}:
+            if step in whole:
+                tf.io.gfile.remove(f"{self._folder(step)}/{MARKER}")
             tf.io.gfile.rmtree(self._folder(step))
 
     def _folder(self, step):
@@ -133,4 +147,4 @@ class DamagedCheckpoint(ValueError):
 
 def _key(name):
     """A variable's name as one attribute of `tf.train.Checkpoint`."""
-    return name.replace("/", ".").replace(":", "_")
+    return name.replace("/", "|")  # TensorFlow escapes "." and "/" in the names it stores

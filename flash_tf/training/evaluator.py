@@ -25,7 +25,7 @@ class Evaluator(orbit.AbstractEvaluator):
         self.strategy, self.batches = strategy, batches
         self._model, self._objective = model, objective
         self._words = batches.words if counts_words and objective.overlap else None
-        self._step = tf.function(self._all_replicas)
+        self._step = tf.function(self._all_replicas, autograph=False)
 
     def evaluate(self, num_steps: tf.Tensor) -> dict[str, float]:
         """Runs over all batches, whatever `num_steps` says; see `summarize`."""

@@ -35,13 +35,13 @@ def train(config: Config, model_dir: str, progress: Progress) -> dict:
     report = actions.Report(
         trainer,
         run.step,
-        run.records(run_directory.METRICS),
+        run.records(run_directory.METRICS, int(run.step.numpy())),
         progress,
         config=run.config.train,
         flops_per_step=build.training_flops_per_step(run.config, run.model),
         peak=peak_flops(_gpu_names(), run.config.train.precision),
     )
-    evaluations = run.records(run_directory.EVALUATIONS)
+    evaluations = run.records(run_directory.EVALUATIONS, run.evaluated)
 
     with actions.Signals(run.save, progress) as signals, _orbit_in_log():
         controller = orbit.Controller(
@@ -75,6 +75,8 @@ class Run:
     """A run's parts, restored to where it was.
 
     Attributes:
+      saved: Step of the checkpoint that this process wrote or restored last.
+      evaluated: Evaluations up to this step are done.
       evaluation: The last one, with its `step`; empty before the first.
     """
 
@@ -88,6 +90,8 @@ class Run:
     checkpoints: Checkpoints
     optimizer: AdamW | None = None
     step: tf.Variable | None = None
+    saved: int | None = None
+    evaluated: int = 0
     evaluation: dict = dataclasses.field(default_factory=dict)
 
     @property
@@ -112,18 +116,19 @@ class Run:
         """Saves a checkpoint of this step, with the validation loss if it was evaluated here."""
         step = int(self.step.numpy())
         loss = {"loss": self.evaluation["loss"]} if self.evaluation.get("step") == step else {}
-        if step in self.checkpoints.steps():
+        if step == self.saved:
             if self.chief and loss:
                 self.checkpoints.note(step, loss)
         else:
             notes = {"step": step, "position": self.position, "seed": self.config.train.seed, **loss}
             self.checkpoints.save(self.variables, notes, chief=self.chief)
+            self.saved = step
         if self.chief:
             self.checkpoints.prune(self.config.train.keep)
 
-    def records(self, name: str) -> run_directory.Records:
-        """A file of records, which only the chief writes."""
-        return run_directory.Records(f"{self.model_dir}/{name}" if self.chief else None, int(self.step.numpy()))
+    def records(self, name: str, step: int) -> run_directory.Records:
+        """A file of records kept up to a step, which only the chief writes."""
+        return run_directory.Records(f"{self.model_dir}/{name}" if self.chief else None, step)
 
 
 def _prepare(config, model_dir, progress):
@@ -157,6 +162,8 @@ def _prepare(config, model_dir, progress):
     )
     if (notes := run.checkpoints.restore_newest(run.variables)) is not None:
         step.assign(notes["step"])
+        run.saved = notes["step"]
+        run.evaluated = notes["step"] - ("loss" not in notes)
         progress.line(f"going on from step {notes['step']:,}")
     return run
 
@@ -242,7 +249,7 @@ def restore(model_dir: str, progress: Progress, checkpoint: str = "best") -> tup
 
 def _evaluation_steps(run) -> Iterator[int]:
     """The steps at which to evaluate: every multiple of `evaluation.every`, and the last."""
-    every, step = run.config.evaluation.every or run.steps, int(run.step.numpy())
+    every, step = run.config.evaluation.every or run.steps, run.evaluated
     while step < run.steps:
         step = min(step - step % every + every, run.steps)
         yield step

@@ -48,7 +48,7 @@ def _tpu(config):
         if config.tpu != "local":
             tf.config.experimental_connect_to_cluster(resolver)
         tf.tpu.experimental.initialize_tpu_system(resolver)
-    except (ValueError, tf.errors.OpError, RuntimeError) as error:
+    except (ValueError, OSError, tf.errors.OpError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0][:200]
         raise ValueError(f"strategy.tpu {config.tpu!r}: no TPU answers here ({reason})") from error
     return tf.distribute.TPUStrategy(resolver)

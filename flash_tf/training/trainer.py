@@ -52,6 +52,7 @@ class Trainer(orbit.AbstractTrainer):
             self.global_step.assign_add(1)
         return history.stack()
 
+    @tf.autograph.experimental.do_not_convert
     def _replica_step(self, batch, step):
         """One step on one replica; returns the record, the same on every replica."""
         context = tf.distribute.get_replica_context()

@@ -99,5 +99,8 @@ class MultiHeadSelfAttention(keras.layers.Layer):
     def activations(self, n: int) -> int:
         return (9 + 2 * self.gated) * self.width + 3 * n * self.heads  # float32 scores count twice
 
+    def compute_output_shape(self, x_shape):
+        return x_shape  # known without a trace, which an unknown length would stop on JAX
+
     def get_config(self):
         return {**super().get_config(), **options(self)}
