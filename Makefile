@@ -3,6 +3,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 RUN := runs/quickstart
+ON_JAX := tests/contracts/test_kernels.py tests/contracts/test_mixers.py tests/contracts/test_models.py
 SENTENCE := def __init__(self, <mask>=None):
 
 .PHONY: help quickstart test clean
@@ -28,8 +29,8 @@ test: $(VENV)/.installed-dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/lint-imports --no-logo
-	@$(BIN)/python -m pytest
-	@KERAS_BACKEND=jax JAX_ENABLE_X64=1 $(BIN)/python -m pytest tests/contracts/test_kernels.py
+	@$(BIN)/python -m pytest -n 2 --dist worksteal
+	@KERAS_BACKEND=jax JAX_ENABLE_X64=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(ON_JAX)
 
 # The stamps are made last and depend on setup.py, so that an interrupted install is done again.
 $(VENV)/.installed: setup.py

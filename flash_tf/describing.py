@@ -48,8 +48,8 @@ def describe(config: Config, model: keras.Model, predicted: int) -> dict:
 def without_weights() -> Iterator[None]:
     """A scope in which a model is built with shapes but without values: 500 M parameters cost nothing.
 
-    Keras remembers such variables and gives them values at the end of the next stateless scope, whoever's it is; so what
-    it came to remember in here is taken back. It has no public way to.
+    Keras remembers such variables and gives them values at the end of the next stateless scope, whoever opens it; so
+    what it came to remember in here is taken back. It has no public way to.
     """
     before = list(global_state.get_global_attribute(REMEMBERED, []))
     try:

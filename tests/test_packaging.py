@@ -1,0 +1,49 @@
+"""What a user gets from a wheel."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.slow
+def test_a_wheel_brings_every_config_the_command_and_the_licence(tmp_path):
+    build = [
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        str(tmp_path),
+        str(ROOT),
+    ]
+    subprocess.run([sys.executable, *build], check=True)
+    (wheel,) = tmp_path.glob("flash_tf-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        entry_points = next(archive.read(name).decode() for name in names if name.endswith("entry_points.txt"))
+    configs = {f"flash_tf/configs/{path.relative_to(ROOT / 'configs')}" for path in (ROOT / "configs").rglob("*.yaml")}
+    assert configs and configs <= names
+    assert {"kernels_xla/mixed_chunk.py", "flash_tf/layers/mixers/mixed_chunk.py"} <= names
+    assert any(name.endswith("LICENSE") for name in names)
+    assert not any(name.startswith("tests/") for name in names)
+    assert "flash-tf = flash_tf.cli:program" in entry_points
+
+
+def test_help_answers_without_importing_tensorflow():
+    code = (
+        "import sys, flash_tf.cli\n"
+        "try: flash_tf.cli.main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'tensorflow', 'keras', 'numpy'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "fill-mask" in done.stdout
