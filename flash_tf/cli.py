@@ -6,7 +6,6 @@ import os
 import sys
 import tempfile
 import traceback
-from pathlib import Path
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -101,7 +100,7 @@ def _train(args, log):
     from flash_tf.training import loop
 
     experiment, progress = config.load(args.config, args.set), log.progress()
-    model_dir = args.model_dir or f"runs/{Path(args.config).stem}"
+    model_dir = args.model_dir or f"runs/{args.config.removesuffix('.yaml').strip('./').replace('/', '-')}"
     if "://" not in model_dir:
         os.makedirs(model_dir, exist_ok=True)
         log.move(f"{model_dir}/log.txt")

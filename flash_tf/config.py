@@ -118,9 +118,18 @@ class StrategyConfig:
 
     type: Literal["one_device", "mirrored", "multi_worker", "tpu"] = "one_device"
     tpu: str = "local"  # TPU name; "local" on a TPU VM
-    devices: list | None = None  # of mirrored; null: all GPUs, or the CPUs
-    workers: list | None = None  # host:port of each worker of multi_worker; null: as TF_CONFIG says
+    devices: list[str] | None = None  # of mirrored; null: all GPUs, or the CPUs
+    workers: list[str] | None = None  # host:port of each worker of multi_worker; null: as TF_CONFIG says
     index: int = 0  # of this worker
+
+    def __post_init__(self):
+        owners = {"tpu": "tpu", "devices": "mirrored", "workers": "multi_worker", "index": "multi_worker"}
+        for name, owner in owners.items():
+            if getattr(self, name) != getattr(StrategyConfig, name) and self.type != owner:
+                raise ValueError(f"strategy.{name} belongs to strategy.type {owner}, got type {self.type}")
+        for name in ("devices", "workers"):
+            if getattr(self, name) == []:
+                raise ValueError(f"strategy.{name} needs one or more, or null")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -45,7 +45,7 @@ class Registry:
     def get(self, name: str) -> type:
         """The class called `name`; ValueError with the nearest name otherwise."""
         if name not in (known := self.names()):
-            raise ValueError(f"no {self.kind} is called {name!r}{hint(name, known)} There are: {', '.join(known)}")
+            raise ValueError(f"no {self.kind} is called {name!r}{hint(name, known) or '.'} There are: {', '.join(known)}")
         return self._classes[name]
 
     def check(self, part: Any) -> None:
@@ -58,6 +58,8 @@ class Registry:
     def build(self, part: Mapping[str, Any], **extra: Any) -> Any:
         """Builds `{"type": name, **options}`, as it stands in the YAML; `extra` adds options of the caller's."""
         self.check({**part, **extra} if isinstance(part, Mapping) else part)
+        if given := sorted(part.keys() & extra.keys()):
+            raise ValueError(f"{self.kind} {part['type']!r}: {given[0]} is not free here: what builds it sets it")
         options = {**part, **extra}
         return self.get(options.pop("type"))(**options)
 
@@ -117,6 +119,6 @@ def spell(needed: Any) -> str:
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` where a known name is near, else a full stop."""
+    """`; did you mean 'x'?` where a known name is near, else nothing."""
     close = difflib.get_close_matches(str(name), list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else "."
+    return f"; did you mean {close[0]!r}?" if close else ""

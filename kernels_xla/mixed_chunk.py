@@ -32,6 +32,7 @@ def mixed_chunk_attention(
     scale: Scale = "normalized",
     padding_mask: Tensor | None = None,
     segment_ids: Tensor | None = None,
+    offset: int | Tensor = 0,
 ) -> Tensor:
     """Adds squared-ReLU attention within each chunk to linear attention over chunks.
 
@@ -61,6 +62,8 @@ def mixed_chunk_attention(
       padding_mask: `[b, n]`, True at real tokens.
       segment_ids: `[b, n]`, 0 at padding, each document one run. A document that starts on a multiple of c gets, if
         causal, exactly what it gets alone; one that does not has chunks cut by the grid.
+      offset: Added to the positions of the bias, which does not change it; a zero that is known only at run time keeps
+        the compiler from storing the bias' tables in the program.
 
     Returns:
       `[b, n, e]`, in the dtype of `v`; 0 at padding.
@@ -79,7 +82,7 @@ def mixed_chunk_attention(
     packed = None if segment_ids is None else ids
     at = ops.arange(chunk_size, dtype="int32")
 
-    local = _local(q_quad, k_quad, v, a, b, pairs(packed, packed, at, at, causal), scale)
+    local = _local(q_quad, k_quad, v, a, b, pairs(packed, packed, at, at, causal), scale, offset)
     if causal:
         out = local + _from_earlier_chunks(q_lin, k_lin, v, ids, packed)
     elif packed is None:
@@ -91,16 +94,20 @@ def mixed_chunk_attention(
     return out if real is None else keep(out, real[..., None])
 
 
-def _local(q, k, v, a, b, seen, scale):
+def _local(q, k, v, a, b, seen, scale, offset=0):
     """The first sum: q, k `[b, g, c, s]`, v `[b, g, c, e]`, seen `[c, c]` or `[b, g, c, c]` -> `[b, g, c, e]`."""
     c, s = q.shape[2:]
-    # Both scales are relu(content q . k + added bias)^2; on q the factor touches s numbers a token instead of c.
-    content, added = ((s * c) ** -0.5, c**-0.5) if scale == "normalized" else (1.0 / c, 1.0)
+    content, added = _factors(s, c, scale)
     scores = ops.einsum("bgis,bgjs->bgij", q * ops.cast(content, q.dtype), k)
     if a is not None:
-        at = ops.arange(c, dtype="int32")
+        at = ops.arange(c, dtype="int32") + offset
         scores = scores + ops.cast(added * relative_bias(a, b, at, at), scores.dtype)
     return ops.einsum("bgij,bgje->bgie", keep(ops.square(ops.relu(scores)), seen), v)
+
+
+def _factors(s, c, scale):
+    """Both scales are relu(content q . k + added bias)^2; on q the factor touches s numbers a token instead of c."""
+    return ((s * c) ** -0.5, c**-0.5) if scale == "normalized" else (1.0 / c, 1.0)
 
 
 def _summaries(k, v):
@@ -236,7 +243,7 @@ def _extend_by_one(state, q_quad, q_lin, new, a, b, valid, scale):
     c, s = buffers["k_quad"].shape[1:]
     slots = ops.arange(c, dtype="int32")[None]  # [1, c]
 
-    content, added = ((s * c) ** -0.5, c**-0.5) if scale == "normalized" else (1.0 / c, 1.0)
+    content, added = _factors(s, c, scale)
     scores = ops.einsum("bis,bjs->bij", q_quad * ops.cast(content, q_quad.dtype), buffers["k_quad"])
     if a is not None:
         scores = scores + ops.cast(added * relative_bias(a, b, fill[:, None], slots), scores.dtype)

@@ -30,6 +30,7 @@ def quadratic_attention(
     divisor: Divisor = "position",
     padding_mask: Tensor | None = None,
     segment_ids: Tensor | None = None,
+    offset: int | Tensor = 0,
 ) -> Tensor:
     """Adds up values by squared-ReLU weights: out[i] = sum over visible j of w[i, j] v[j], for each head.
 
@@ -48,6 +49,8 @@ def quadratic_attention(
         this lets the length of the future change the past, so it cannot be streamed. An int: that constant.
       padding_mask: `[b, n]`, True at real tokens.
       segment_ids: `[b, n]`, 0 at padding; a token sees its own document only.
+      offset: Added to the positions of the bias, which does not change it. A zero that is known only at run time keeps
+        the compiler from storing the bias' tables in the program.
 
     Returns:
       `[b, n, h, e]`, in the dtype of `v`; 0 at padding.
@@ -66,7 +69,7 @@ def quadratic_attention(
     else:
         counted = seen if divisor == "position" else pairs(ids, ids, at, at, causal=False)
         tokens = ops.full((1,), n, dtype="float32") if counted is None else _count(counted)
-    bias = None if a is None else relative_bias(a, b, at, at)
+    bias = None if a is None else relative_bias(a, b, at + offset, at + offset)
     return _attend(q, k, v, bias, seen, tokens, scale)
 
 

@@ -28,8 +28,8 @@ class ResidualBlock(keras.layers.Layer):
 
     Call arguments:
       x: Float tensor `[b, n, d]`.
+      padding_mask, segment_ids, positions: Passed to `inner`.
       training: Whether to drop.
-      **masks: Passed to `inner`.
 
     Returns:
       Float tensor `[b, n, d]`.
@@ -62,8 +62,9 @@ class ResidualBlock(keras.layers.Layer):
         self.inner.build(x_shape)
         self.built = True
 
-    def call(self, x, training=None, **masks):
-        branch = lambda x: self.inner(self.norm(x), training=training, **masks)  # noqa: E731
+    def call(self, x, padding_mask=None, segment_ids=None, positions=None, training=None):
+        given = {"padding_mask": padding_mask, "segment_ids": segment_ids, "positions": positions}
+        branch = lambda x: self.inner(self.norm(x), **given, training=training)  # noqa: E731
         return x + self.dropout(keras.remat(branch)(x) if self.remat and training else branch(x), training=training)
 
     def get_config(self):

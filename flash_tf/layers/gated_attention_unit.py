@@ -5,7 +5,7 @@ from keras import ops
 
 from flash_tf.layers.common import options, projection
 from flash_tf.layers.offset_scale import OffsetScale
-from flash_tf.layers.positions import token_positions
+from flash_tf.layers.positions import runtime_zero, token_positions
 from flash_tf.layers.relative_bias import RelativeBias
 from kernels_xla.rotary import rotate, turns
 
@@ -65,7 +65,8 @@ class GatedAttentionUnit(keras.layers.Layer):
         positions = token_positions(x, segment_ids) if positions is None else positions
         heads = self.turn(self.offset_scale(z), positions)
         bias = {} if self.bias is None else {"a": self.bias.a, "b": self.bias.b}
-        attended = self.attend(heads, v, **bias, padding_mask=padding_mask, segment_ids=segment_ids)
+        masks = {"padding_mask": padding_mask, "segment_ids": segment_ids, "offset": runtime_zero(positions)}
+        attended = self.attend(heads, v, **bias, **masks)
         return self.out_projection(gate[0] * attended if gate else attended)
 
     def turn(self, heads, positions):
@@ -73,7 +74,7 @@ class GatedAttentionUnit(keras.layers.Layer):
         cos, sin = turns(positions, self.key_dim)
         return {name: rotate(head, cos, sin) for name, head in heads.items()}
 
-    def attend(self, heads, v, a=None, b=None, padding_mask=None, segment_ids=None):
+    def attend(self, heads, v, a=None, b=None, padding_mask=None, segment_ids=None, offset=0):
         """Heads `[b, n, s]` by name and values `[b, n, e]` -> `[b, n, e]`."""
         raise NotImplementedError
 

@@ -19,6 +19,17 @@ def token_positions(x, segment_ids=None):
     return at - _running_maximum(ops.where(starts, at, 0))
 
 
+def runtime_zero(x):
+    """A zero that no compiler can know before the program runs: the first number of `x`, if that were negative.
+
+    Tables of sines and cosines over positions that a compiler knows are stored in the exported program, at every use.
+
+    Args:
+      x: Integers that are never negative, of any shape: token ids, positions.
+    """
+    return ops.minimum(ops.cast(ops.reshape(x, (-1,))[0], "int32"), 0)
+
+
 def _running_maximum(x):
     """Maximum of all entries up to each, along axis 1, of non-negative integers, in log2(n) shifted maxima."""
     n, shift = x.shape[1], 1

@@ -10,7 +10,7 @@ from flash_tf.layers.block import ResidualBlock, normalizer
 from flash_tf.layers.common import normal, options
 from flash_tf.layers.feedforward import FEEDFORWARDS
 from flash_tf.layers.mixers import MIXERS
-from flash_tf.layers.positions import token_positions
+from flash_tf.layers.positions import runtime_zero, token_positions
 from flash_tf.layers.scaled_sin import ScaledSinusoidalEmbedding
 
 
@@ -19,22 +19,44 @@ class LanguageModel(keras.Model):
 
     Tied embedding and output bias are what the parameter counts of FLASH's tables imply (math.md, finding 1).
 
-    A subclass sets `causal` and has the options below, as attributes.
+    A subclass sets `causal` and has `call`.
 
     Args:
       vocabulary_size: V.
       width: d.
       depth: Number of blocks; a block is a mixer, and a feed-forward layer if there is one.
-      mixer: `{"type": name, **options}` of a mixer.
+      mixer: `{"type": name, **options}` of a mixer, but for `causal`, which the model sets.
       feedforward: `{"type": name, **options}`, or None: a gated attention unit needs none.
-      norm: "scale_norm" or "layer_norm".
+      norm: "scale_norm", the paper's for masked models, or "layer_norm", for causal ones.
       position_embedding: "scaled_sin", "learned", or None.
-      max_length: The longest sequence that learned positions take.
+      max_length: The longest sequence that learned positions take; None for the others.
       dropout: Rate on the output of every layer.
       remat: Whether layers are computed again in the backward pass instead of kept: less memory, a third more time.
+      **kwargs: Passed to `keras.Model`.
     """
 
     causal: bool
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        width: int,
+        depth: int,
+        mixer: dict,
+        feedforward: dict | None = None,
+        norm: str = "scale_norm",
+        position_embedding: str | None = "scaled_sin",
+        max_length: int | None = None,
+        dropout: float = 0.0,
+        remat: bool = False,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self.vocabulary_size, self.width, self.depth, self.mixer = vocabulary_size, width, depth, dict(mixer)
+        self.feedforward, self.norm, self.position_embedding = feedforward, norm, position_embedding
+        self.max_length, self.dropout, self.remat = max_length, dropout, remat
+        self._check()
+        self._make_layers()
 
     def _check(self):
         name = type(self).__name__
@@ -96,13 +118,13 @@ class LanguageModel(keras.Model):
         if self.position_embedding == "learned" and n is not None and n > self.max_length:
             raise ValueError(f"{self.name} has learned positions for max_length={self.max_length} tokens, got {n}")
         masks = {"padding_mask": padding_mask, "segment_ids": segment_ids}
-        positions = token_positions(token_ids, segment_ids) if positions is None else positions
+        if positions is None:
+            positions = token_positions(token_ids, segment_ids) + runtime_zero(token_ids)
         x = self.embedding(token_ids)
         if self.position_embedding is not None:
             x = x + self.positions(positions)
         for block in self.blocks:
-            takes = {**masks, "positions": positions} if hasattr(block.inner, "align") else {}
-            x = block(x, training=training, **takes)
+            x = block(x, **masks, positions=positions, training=training)
         return self.final_norm(x)
 
     def head(self, x):
@@ -112,7 +134,7 @@ class LanguageModel(keras.Model):
     @property
     def mixers(self) -> list[keras.layers.Layer]:
         """The mixer of each block, first to last."""
-        return [block.inner for block in self.blocks if hasattr(block.inner, "align")]
+        return [block.inner for block in self.blocks[:: 1 if self.feedforward is None else 2]]
 
     @property
     def align(self) -> int:

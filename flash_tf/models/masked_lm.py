@@ -12,18 +12,7 @@ from flash_tf.models.language_model import LanguageModel, unpack
 class MaskedLM(LanguageModel):
     """Token ids `[b, n]` -> logits of the original tokens, at the masked positions or at all.
 
-    Args:
-      vocabulary_size: V.
-      width: d.
-      depth: Number of blocks; a block is a mixer, and a feed-forward layer if there is one.
-      mixer: `{"type": name, **options}` of a mixer; its `causal` is set here.
-      feedforward: `{"type": name, **options}`, or None: a gated attention unit needs none.
-      norm: "scale_norm" or "layer_norm".
-      position_embedding: "scaled_sin", "learned", or None.
-      max_length: The longest sequence that learned positions take; None for the others.
-      dropout: Rate on the output of every layer.
-      remat: Whether layers are computed again in the backward pass instead of kept: less memory, a third more time.
-      **kwargs: Passed to `keras.Model`.
+    Constructor: see `LanguageModel`.
 
     Call arguments:
       token_ids: Integers `[b, n]`, or a dictionary of all call arguments, as `fit` passes it.
@@ -43,27 +32,6 @@ class MaskedLM(LanguageModel):
     """
 
     causal = False
-
-    def __init__(
-        self,
-        vocabulary_size: int,
-        width: int,
-        depth: int,
-        mixer: dict,
-        feedforward: dict | None = None,
-        norm: str = "scale_norm",
-        position_embedding: str | None = "scaled_sin",
-        max_length: int | None = None,
-        dropout: float = 0.0,
-        remat: bool = False,
-        **kwargs,
-    ):
-        super().__init__(**kwargs)
-        self.vocabulary_size, self.width, self.depth, self.mixer = vocabulary_size, width, depth, dict(mixer)
-        self.feedforward, self.norm, self.position_embedding = feedforward, norm, position_embedding
-        self.max_length, self.dropout, self.remat = max_length, dropout, remat
-        self._check()
-        self._make_layers()
 
     def call(
         self, token_ids, masked_positions=None, padding_mask=None, segment_ids=None, positions=None, training=None

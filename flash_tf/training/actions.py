@@ -40,7 +40,8 @@ class CheckFinite:
         raise DivergedError(
             f"the loss or its gradient is not a number at step {step}; "
             + (f"the last good checkpoint is of step {good[-1]}" if good else "there is no checkpoint yet")
-            + "; nothing was overwritten. Try a lower optimizer.learning_rate, a longer optimizer.warmup_steps, "
+            + "; nothing was overwritten. Try another --model-dir with a lower optimizer.learning_rate, a longer "
+            "optimizer.warmup_steps, "
             "optimizer.clip={scope: global, norm: 1.0}, or train.precision=float32"
         )
 

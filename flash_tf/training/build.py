@@ -13,8 +13,9 @@ from flash_tf.data.sources import SOURCES
 from flash_tf.data.token_cache import TokenCache
 from flash_tf.data.tokenizer import Tokenizer
 from flash_tf.models import MODELS
+from flash_tf.training.run_directory import TOKENIZER
 
-TOKENIZER = "tokenizer.model"  # in the model directory
+WAIT = 600  # seconds that other workers give the chief to make a tokenizer
 
 
 def with_masking(config: Config) -> Config:
@@ -24,9 +25,14 @@ def with_masking(config: Config) -> Config:
       ValueError: When masking is given for a model that is not.
     """
     MODELS.check({**config.model, **model_extras(config)})
+    n, length = config.data.sequence_length, config.model.get("max_length")
+    if length is not None and length < n:
+        raise ValueError(f"model.max_length ({length}) must be at least data.sequence_length ({n})")
     masked = config.model["type"] == "masked_lm"
     if masked and config.masking is None:
-        return dataclasses.replace(config, masking=MaskingConfig())
+        config = dataclasses.replace(config, masking=MaskingConfig())
+    if masked and round(config.masking.rate * n) < 1:
+        raise ValueError(f"masking.rate ({config.masking.rate}) of data.sequence_length ({n}) must be a token or more")
     if config.masking is not None and not masked:
         raise ValueError(f"masking belongs to masked_lm and to no other model, got it with {config.model['type']}")
     return config
@@ -62,8 +68,11 @@ def make_tokenizer(config: Config, model_dir: str, *, chief: bool, report: Calla
             tokenizer = Tokenizer.train(_documents(config), needed)
         tokenizer.save(f"{path}.partial")
         tf.io.gfile.rename(f"{path}.partial", path, overwrite=True)
+    deadline = time.monotonic() + WAIT
     while not tf.io.gfile.exists(path):
-        time.sleep(1)  # the chief makes it
+        if time.monotonic() > deadline:
+            raise ValueError(f"{path} did not come from worker 0 within {WAIT} s: is it running, with this folder?")
+        time.sleep(1)
     return kept_tokenizer(config, model_dir)
 
 

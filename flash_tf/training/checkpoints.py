@@ -35,18 +35,20 @@ class Checkpoints:
 
     def notes(self, step: int) -> dict:
         """What was noted with a checkpoint: `step`, `position`, and `loss` where it was evaluated."""
-        with tf.io.gfile.GFile(f"{self._folder(step)}/{MARKER}") as file:
-            return json.load(file)
+        where = self._folder(step)
+        try:
+            with tf.io.gfile.GFile(f"{where}/{MARKER}") as file:
+                notes = json.load(file)
+        except ValueError as error:  # no JSON, or no text
+            raise DamagedCheckpoint(f"{where} is damaged: its {MARKER} is not JSON") from error
+        if not isinstance(notes, dict) or notes.get("step") != step:
+            raise DamagedCheckpoint(f"{where} is damaged: its {MARKER} is not of step {step}")
+        return notes
 
-    def save(self, variables: dict[str, tf.Variable], notes: dict, *, chief: bool = True) -> None:
-        """Writes a checkpoint of `notes["step"]`; it counts once the marker is there.
-
-        Every worker must call it, for mirrored variables; only the chief's files are kept.
-        """
+    def save(self, variables: dict[str, tf.Variable], notes: dict) -> None:
+        """Writes a checkpoint of `notes["step"]`; it counts once the marker is there."""
         folder = self._folder(notes["step"])
-        if not chief:
-            folder = f"{self.directory}/of-other-workers"
-        elif tf.io.gfile.exists(folder):
+        if tf.io.gfile.exists(folder):
             tf.io.gfile.rmtree(folder)  # without a marker: a process died while it wrote
         tf.io.gfile.makedirs(folder)
         try:
@@ -54,10 +56,7 @@ class Checkpoints:
         except tf.errors.OpError as error:
             reason = re.sub(r"{{.*}}|\[Op:.*", "", error.message).split("; ")[-1].strip()  # less TensorFlow's nodes
             raise OSError(f"the checkpoint {folder} cannot be written: {reason}") from error
-        if chief:
-            self._mark(notes["step"], {**notes, "variables": len(variables)})
-        else:
-            tf.io.gfile.rmtree(folder)
+        self._mark(notes["step"], {**notes, "variables": len(variables)})
 
     def note(self, step: int, notes: dict) -> None:
         """Adds to the notes of a whole checkpoint."""
@@ -83,7 +82,7 @@ class Checkpoints:
             stored = {name.removesuffix(SUFFIX): shape for name, shape in shapes.items() if name.endswith(SUFFIX)}
             self._compare(where, {_key(name): v.shape.as_list() for name, v in variables.items()}, stored)
             values = {name: reader.get_tensor(_key(name) + SUFFIX) for name in variables}
-        except (tf.errors.OpError, json.JSONDecodeError, RuntimeError, IndexError) as error:
+        except (tf.errors.OpError, RuntimeError, IndexError) as error:
             raise DamagedCheckpoint(f"{where} is damaged: {str(error).splitlines()[0][:200]}") from error
         for name, variable in variables.items():
             variable.assign(values[name])
@@ -122,7 +121,7 @@ class Checkpoints:
     def _loss(self, step):
         try:
             return self.notes(step).get("loss")
-        except json.JSONDecodeError:
+        except DamagedCheckpoint:
             return None
 
     def prune(self, keep: int) -> None:

@@ -1,6 +1,8 @@
 """Validation: the whole split once, and what it says."""
 
+import functools
 import math
+from collections.abc import Callable
 
 import numpy as np
 import orbit
@@ -16,16 +18,20 @@ class Evaluator(orbit.AbstractEvaluator):
       model: A built language model.
       objective: Gives the negative log-likelihoods.
       strategy: Under whose scope the model was made.
-      batches: The windows, each once.
+      batches: Makes the windows, each once; called at the first evaluation.
       counts_words: Whether to report perplexity per word of the original text.
-      use_xla: Whether to compile the forward pass.
     """
 
-    def __init__(self, *, model, objective, strategy, batches: EvaluationBatches, counts_words: bool):
-        self.strategy, self.batches = strategy, batches
+    def __init__(self, *, model, objective, strategy, batches: Callable[[], EvaluationBatches], counts_words: bool):
+        self.strategy, self._make_batches = strategy, batches
         self._model, self._objective = model, objective
-        self._words = batches.words if counts_words and objective.overlap else None
+        self._counts_words = counts_words and objective.overlap == 1
         self._step = tf.function(self._all_replicas, autograph=False)
+
+    @functools.cached_property
+    def batches(self) -> EvaluationBatches:
+        """The windows of the validation split, tokenised when first wanted."""
+        return self._make_batches()
 
     def evaluate(self, num_steps: tf.Tensor) -> dict[str, float]:
         """Runs over all batches, whatever `num_steps` says; see `summarize`."""
@@ -34,7 +40,7 @@ class Evaluator(orbit.AbstractEvaluator):
         iterator, total = iter(dataset), 0.0
         for _ in range(len(self.batches)):
             total = total + self._step(next(iterator)).numpy().astype(np.float64)
-        return summarize(total[0], total[1:], self._words)
+        return summarize(total[0], total[1:], self.batches.words if self._counts_words else None)
 
     def _dataset(self, context):
         batches, pipelines = self.batches, context.num_input_pipelines

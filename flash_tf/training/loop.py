@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import sys
 from collections.abc import Iterator
 
@@ -21,6 +22,8 @@ from flash_tf.training.progress import Progress, peak_flops
 from flash_tf.training.strategy import is_chief, make_strategy
 from flash_tf.training.trainer import Trainer
 
+EVALUATED_AT_ONCE = 2**14  # tokens, by `evaluate` on one device, which need not hold the step of many
+
 
 def train(config: Config, model_dir: str, progress: Progress) -> dict:
     """Trains, or goes on where the run in `model_dir` was; returns the last evaluation.
@@ -30,7 +33,7 @@ def train(config: Config, model_dir: str, progress: Progress) -> dict:
       actions.Interrupted: After SIGTERM or SIGINT; the state is saved.
     """
     run = _prepare(build.with_masking(config), model_dir, progress)
-    stream, evaluator = _open_stream(run), make_evaluator(run)
+    stream, evaluator = _open_stream(run), make_evaluator(run, run.config.batch_size // run.config.train.accumulate)
     trainer = _make_trainer(run, stream)
     report = actions.Report(
         trainer,
@@ -39,7 +42,7 @@ def train(config: Config, model_dir: str, progress: Progress) -> dict:
         progress,
         config=run.config.train,
         flops_per_step=build.training_flops_per_step(run.config, run.model),
-        peak=peak_flops(_gpu_names(), run.config.train.precision),
+        peak=peak_flops(_gpu_name(), run.config.train.precision, run.strategy.num_replicas_in_sync),
     )
     evaluations = run.records(run_directory.EVALUATIONS, run.evaluated)
 
@@ -114,17 +117,18 @@ class Run:
 
     def save(self) -> None:
         """Saves a checkpoint of this step, with the validation loss if it was evaluated here."""
+        if not self.chief:
+            return
         step = int(self.step.numpy())
         loss = {"loss": self.evaluation["loss"]} if self.evaluation.get("step") == step else {}
         if step == self.saved:
-            if self.chief and loss:
+            if loss:
                 self.checkpoints.note(step, loss)
         else:
             notes = {"step": step, "position": self.position, "seed": self.config.train.seed, **loss}
-            self.checkpoints.save(self.variables, notes, chief=self.chief)
+            self.checkpoints.save(self.variables, notes)
             self.saved = step
-        if self.chief:
-            self.checkpoints.prune(self.config.train.keep)
+        self.checkpoints.prune(self.config.train.keep)
 
     def records(self, name: str, step: int) -> run_directory.Records:
         """A file of records kept up to a step, which only the chief writes."""
@@ -200,16 +204,17 @@ def _make_trainer(run, stream):
     )
 
 
-def make_evaluator(run: Run) -> Evaluator:
-    """The evaluator of a run's validation split."""
+def make_evaluator(run: Run, batch_size: int) -> Evaluator:
+    """The evaluator of a run's validation split. Says at once if there is none; tokenises it when first asked."""
     config = run.config
-    batches = EvaluationBatches(
+    batches = functools.partial(
+        EvaluationBatches,
         build.make_cache(config, run.model_dir, run.tokenizer, "validation", run.progress.count),
         sequence_length=config.data.sequence_length,
         overlap=run.objective.overlap,
         packing=config.data.packing,
         align=run.model.align,
-        batch_size=config.batch_size,
+        batch_size=batch_size,
         windows=config.evaluation.windows,
     )
     counts_words = build.SOURCES.build(config.data.source).counts_words
@@ -221,7 +226,8 @@ def make_evaluator(run: Run) -> Evaluator:
 def evaluate(model_dir: str, progress: Progress, checkpoint: str = "best") -> dict:
     """Evaluates a checkpoint of a model directory, "best" or "newest"; returns `summarize`'s result and the `step`."""
     run, step = restore(model_dir, progress, checkpoint)
-    return {"step": step, **make_evaluator(run).evaluate(None)}
+    rows = max(1, EVALUATED_AT_ONCE // run.config.data.sequence_length)
+    return {"step": step, **make_evaluator(run, min(rows, run.config.batch_size)).evaluate(None)}
 
 
 def restore(model_dir: str, progress: Progress, checkpoint: str = "best") -> tuple[Run, int]:
@@ -261,9 +267,9 @@ def _evaluation_line(evaluation):
     return f"{loss}{words}  (unigram {evaluation['unigram_perplexity']:,.2f})"
 
 
-def _gpu_names():
-    details = (tf.config.experimental.get_device_details(d) for d in tf.config.list_physical_devices("GPU"))
-    return [one.get("device_name", "") for one in details]
+def _gpu_name():
+    gpus = tf.config.list_physical_devices("GPU")
+    return tf.config.experimental.get_device_details(gpus[0]).get("device_name", "") if gpus else ""
 
 
 @contextlib.contextmanager

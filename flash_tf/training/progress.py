@@ -5,8 +5,8 @@ import sys
 import time
 from typing import TextIO
 
-# Peak dense bfloat16 FLOP/s of one device, by datasheet; keys are parts of TensorFlow's device names.
-PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L4": 121e12, "V100": 125e12, "TPU v4": 275e12}
+# Peak dense bfloat16 FLOP/s of one device, by datasheet; keys are words of TensorFlow's device names.
+PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L4": 121e12}
 
 
 class Progress:
@@ -81,7 +81,8 @@ def duration(seconds: float) -> str:
     return f"{seconds // 3600}h{seconds % 3600 // 60:02d}m"
 
 
-def peak_flops(device_names: list[str], precision: str) -> float | None:
-    """Peak FLOP/s of all devices together, where they are known and compute in bfloat16; else None."""
-    known = [next((peak for part, peak in PEAKS.items() if part in name), None) for name in device_names]
-    return sum(known) if known and None not in known and precision == "mixed_bfloat16" else None
+def peak_flops(device_name: str, precision: str, replicas: int) -> float | None:
+    """Peak FLOP/s of all replicas together, each on such a device; None where it is unknown or not bfloat16."""
+    words = device_name.replace("-", " ").split()
+    peak = next((peak for name, peak in PEAKS.items() if name in words), None)
+    return peak * replicas if peak and precision == "mixed_bfloat16" else None

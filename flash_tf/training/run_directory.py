@@ -10,6 +10,7 @@ import yaml
 from flash_tf import config as configs
 
 CONFIG, METRICS, EVALUATIONS, VERSIONS = "config.yaml", "metrics.jsonl", "evaluations.jsonl", "versions.json"
+TOKENIZER = "tokenizer.model"
 PACKAGES = ("flash-tf", "tensorflow", "keras", "tensorflow-text", "tensorflow-datasets", "tf-models-official", "numpy")
 MAY_CHANGE = (  # between two starts of one run, without making it another
     "train.steps_per_loop",
@@ -27,17 +28,22 @@ def load_config(model_dir: str) -> configs.Config:
     path = f"{model_dir}/{CONFIG}"
     if not tf.io.gfile.exists(path):
         raise ValueError(f"{model_dir} is not a model directory: it has no {CONFIG}, which `flash-tf train` writes")
-    with tf.io.gfile.GFile(path) as file:
-        return configs.from_mapping(configs.Config, yaml.safe_load(file.read()), where=path)
+    try:
+        with tf.io.gfile.GFile(path) as file:
+            values = yaml.safe_load(file.read())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is damaged: it is not YAML") from error
+    return configs.from_mapping(configs.Config, values, where=path)
 
 
 def claim(model_dir: str, config: configs.Config) -> None:
-    """Writes the resolved config and the packages' versions, unless the directory holds another run.
+    """Writes the resolved config and the packages' versions, unless the directory holds checkpoints of another run.
 
     Raises:
       ValueError: Names the option in which the directory's run differs.
     """
-    if tf.io.gfile.exists(f"{model_dir}/{CONFIG}"):
+    trained = tf.io.gfile.isdir(model_dir) and bool(tf.io.gfile.glob(f"{model_dir}/checkpoints/*"))
+    if trained and tf.io.gfile.exists(f"{model_dir}/{CONFIG}"):
         there = load_config(model_dir)
         changed = configs.differences(configs.to_mapping(there), configs.to_mapping(config))
         changed = [one for one in changed if not one[0].startswith(MAY_CHANGE)]
@@ -48,8 +54,10 @@ def claim(model_dir: str, config: configs.Config) -> None:
                 f"{f' (and {len(changed) - 1} more options differ)' if len(changed) > 1 else ''}; "
                 "use another --model-dir, or the same config to go on with it"
             )
-    elif tf.io.gfile.isdir(model_dir) and tf.io.gfile.glob(f"{model_dir}/checkpoints/*"):
+    elif trained:
         raise ValueError(f"{model_dir} has checkpoints but no {CONFIG}: use another --model-dir")
+    elif tf.io.gfile.exists(f"{model_dir}/{TOKENIZER}"):
+        tf.io.gfile.remove(f"{model_dir}/{TOKENIZER}")  # of a first try, perhaps on other text
     tf.io.gfile.makedirs(model_dir)
     _write(f"{model_dir}/{CONFIG}", configs.dump(config))
     _write(f"{model_dir}/{VERSIONS}", json.dumps(versions(), indent=2) + "\n")

@@ -33,6 +33,8 @@ def _mirrored(config):
 
 def _multi_worker(config):
     if config.workers is None:
+        if not tf.distribute.cluster_resolver.TFConfigClusterResolver().cluster_spec():
+            raise ValueError("strategy.type multi_worker needs strategy.workers or the variable TF_CONFIG, got neither")
         return tf.distribute.MultiWorkerMirroredStrategy()
     if not 0 <= config.index < len(config.workers):
         raise ValueError(f"strategy.index must be below the number of workers, {len(config.workers)}: {config.index}")
@@ -51,10 +53,12 @@ def _tpu(config):
     except (ValueError, OSError, tf.errors.OpError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0][:200]
         raise ValueError(f"strategy.tpu {config.tpu!r}: no TPU answers here ({reason})") from error
-    return tf.distribute.TPUStrategy(resolver)
+    strategy = tf.distribute.TPUStrategy(resolver)
+    if strategy.extended.num_hosts > 1:  # windows are made in this process, which other hosts cannot call
+        raise ValueError(f"strategy.tpu {config.tpu!r} has {strategy.extended.num_hosts} hosts, one is supported")
+    return strategy
 
 
 def is_chief(strategy: tf.distribute.Strategy) -> bool:
     """Whether this process is the one that writes checkpoints and metrics."""
-    resolver = strategy.cluster_resolver
-    return not getattr(strategy.extended, "_in_multi_worker_mode", lambda: False)() or resolver.task_id in (0, None)
+    return getattr(strategy.extended, "_is_chief", True)  # only multi-worker strategies tell, and in no public way

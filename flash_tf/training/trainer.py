@@ -7,6 +7,7 @@ import tensorflow as tf
 from flash_tf.config import Config
 from flash_tf.training.optimizer import AdamW
 
+# The gradient norm is of the mean gradient over all replicas: before global clipping, after a replica's own.
 COLUMNS = ("loss", "gradient_norm", "learning_rate", "predicted_tokens")  # of a step's record
 
 

@@ -186,3 +186,13 @@ def test_a_disk_that_fills_while_saving_ends_the_run_with_a_line_and_leaves_earl
     status, _, err = runs.command(copy, *command)
     assert status == 0 and "going on from step 4" in err
     assert len(runs.losses(copy / "model")) == 8
+
+
+def test_a_folder_in_which_a_first_try_failed_takes_the_mended_config(tmp_path):
+    runs.corpus(tmp_path)
+    path = runs.write(tmp_path, train={"steps": 1})
+    arguments = ("train", path, "--model-dir", str(tmp_path / "model"))
+    status, _, err = runs.command(tmp_path, *arguments, "--set", "model.mixer.key_dim=7")
+    assert status == 1 and "even key_dim" in err
+    status, _, err = runs.command(tmp_path, *arguments)
+    assert status == 0, err

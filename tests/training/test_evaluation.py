@@ -52,7 +52,7 @@ def evaluate(folder, table, packing, *, counts_words=True, windows=None):
         model=Bigrams(table),
         objective=CausalObjective(experiment, tokenizer),
         strategy=tf.distribute.get_strategy(),
-        batches=batches,
+        batches=lambda: batches,
         counts_words=counts_words,
     )
     return evaluator.evaluate(None), tokenizer

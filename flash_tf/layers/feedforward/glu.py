@@ -35,6 +35,7 @@ class GLU(keras.layers.Layer):
         super().__init__(**kwargs)
         if hidden is not None and hidden < 1:
             raise ValueError(f"GLU needs hidden >= 1, got {hidden}")
+        keras.activations.get(activation)  # says here, not in the first step, that there is none of that name
         self.hidden, self.activation = hidden, activation
         self.supports_masking = True
 
@@ -47,7 +48,7 @@ class GLU(keras.layers.Layer):
         self.out_projection.build((*x_shape[:-1], self.inner))
         self.built = True
 
-    def call(self, x, training=None):
+    def call(self, x, padding_mask=None, segment_ids=None, positions=None, training=None):
         gate, value = ops.split(self.in_projection(x), 2, axis=-1)
         return self.out_projection(keras.activations.get(self.activation)(gate) * value)
 

@@ -11,7 +11,7 @@ from flash_tf.layers.feedforward import FEEDFORWARDS
 class MLP(keras.layers.Layer):
     """`out = W_2 act(W_1 x)`, with biases.
 
-    Source: Vaswani et al. 2017, equation 2, with the GELU of FLASH's baselines (tanh form, as on their TPUs).
+    Source: Vaswani et al. 2017, equation 2, with the GELU of FLASH's baselines.
 
     Args:
       hidden: Width of the hidden layer; 4d by default.
@@ -34,6 +34,7 @@ class MLP(keras.layers.Layer):
         super().__init__(**kwargs)
         if hidden is not None and hidden < 1:
             raise ValueError(f"MLP needs hidden >= 1, got {hidden}")
+        keras.activations.get(activation)  # says here, not in the first step, that there is none of that name
         self.hidden, self.activation = hidden, activation
         self.supports_masking = True
 
@@ -46,7 +47,7 @@ class MLP(keras.layers.Layer):
         self.out_projection.build((*x_shape[:-1], self.inner))
         self.built = True
 
-    def call(self, x, training=None):
+    def call(self, x, padding_mask=None, segment_ids=None, positions=None, training=None):
         return self.out_projection(keras.activations.get(self.activation)(self.in_projection(x)))
 
     def flops(self, n: int) -> int:

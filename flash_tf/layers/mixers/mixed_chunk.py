@@ -71,9 +71,9 @@ class MixedChunkAttention(GatedAttentionUnit):
     def _case(self):
         return {"chunk_size": self.chunk_size, "causal": self.causal, "scale": self.scale}
 
-    def attend(self, heads, v, a=None, b=None, padding_mask=None, segment_ids=None):
+    def attend(self, heads, v, a=None, b=None, padding_mask=None, segment_ids=None, offset=0):
         ordered = (heads[name] for name in self.HEADS)
-        masks = {"padding_mask": padding_mask, "segment_ids": segment_ids}
+        masks = {"padding_mask": padding_mask, "segment_ids": segment_ids, "offset": offset}
         return mixed_chunk_attention(*ordered, v, a, b, **self._case, **masks)
 
     def flops(self, n: int) -> int:

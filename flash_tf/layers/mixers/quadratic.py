@@ -85,13 +85,14 @@ class QuadraticAttention(GatedAttentionUnit):
     def turn(self, heads, positions):
         return {name: rotary(self._split(head), positions) for name, head in heads.items()}
 
-    def attend(self, heads, v, a=None, b=None, padding_mask=None, segment_ids=None):
+    def attend(self, heads, v, a=None, b=None, padding_mask=None, segment_ids=None, offset=0):
         masks = {"causal": self.causal, "padding_mask": padding_mask, "segment_ids": segment_ids}
         q, k, values = heads["q"], heads["k"], self._split(v)
         if self.kernel == "softmax":
             out = softmax_attention(q, k, values, **masks)
         else:
-            out = quadratic_attention(q, k, values, a, b, scale=self.scale, divisor=self.divisor, **masks)
+            options = {"scale": self.scale, "divisor": self.divisor, "offset": offset}
+            out = quadratic_attention(q, k, values, a, b, **options, **masks)
         return ops.reshape(out, ops.shape(v))
 
     def _split(self, x):
