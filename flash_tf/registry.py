@@ -45,7 +45,8 @@ class Registry:
     def get(self, name: str) -> type:
         """The class called `name`; ValueError with the nearest name otherwise."""
         if name not in (known := self.names()):
-            raise ValueError(f"no {self.kind} is called {name!r}{hint(name, known) or '.'} There are: {', '.join(known)}")
+            near = hint(name, known) or "."
+            raise ValueError(f"no {self.kind} is called {name!r}{near} There are: {', '.join(known)}")
         return self._classes[name]
 
     def check(self, part: Any) -> None:

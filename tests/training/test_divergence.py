@@ -19,7 +19,8 @@ def test_a_loss_that_is_not_a_number_stops_the_run_and_overwrites_nothing(tmp_pa
     line = err.splitlines()[-1]
     found = re.match(
         r"flash-tf: the loss or its gradient is not a number at step (\d+); "
-        r"the last good checkpoint is of step (\d+); nothing was overwritten\. Try another --model-dir with a lower optimizer\.learning_rate, ",
+        r"the last good checkpoint is of step (\d+); nothing was overwritten\. "
+        r"Try another --model-dir with a lower optimizer\.learning_rate, ",
         line,
     )
     assert found, line
