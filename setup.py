@@ -28,27 +28,19 @@ setup(
         "tf-models-official>=2.19,<2.21",  # for orbit alone; a release for each minor version of TensorFlow
         "tf-keras<2.21",  # orbit imports it; 2.21 needs TensorFlow 2.21
         "keras>=3.12,<3.16",  # ReversibleEmbedding came with 3.12; 3.16 is untested
-        "tensorflow-datasets>=4.9.9",  # older ones do not import with current protobuf
+        "tensorflow-datasets>=4.9.9",  # the releases that the reader was tried with
         "importlib_resources",  # tensorflow-datasets imports it, and declares it for Python 3.8 only
         "numpy<2.6",  # 2.6 is untested
-        "sentencepiece>=0.2,<0.3",  # trains tokenizers; 0.2 is the first with wheels for Python 3.12 and 3.13
+        "sentencepiece>=0.2,<0.3",  # trains tokenizers; 0.3 may change them
+        "setuptools>=69,<82",  # tensorboard 2.20, which tensorflow brings, imports pkg_resources; 82 has it no more
         "PyYAML",
     ],
     extras_require={
         "gpu": ["tensorflow[and-cuda]>=2.19,<2.21"],  # CUDA libraries as wheels
-        "gcs": ["tensorflow-io-gcs-filesystem"],  # gs:// paths; no longer part of TensorFlow since 2.20
+        "gcs": ["tensorflow-io-gcs-filesystem"],  # gs:// paths, optional in TensorFlow since 2.20
         "aot": ["jax>=0.10,<0.11", "libtpu>=0.0.51,<0.1"],  # compiles exported steps for TPU on a CPU host
         "bench": ["matplotlib"],  # draws the benchmarks' plots
-        # jax is the kernels' second backend; setuptools builds the wheel that a test looks into
-        "dev": [
-            "ruff>=0.14",
-            "import-linter>=2",
-            "pytest>=8",
-            "pytest-xdist>=3",
-            "jax>=0.7",
-            "setuptools>=69",
-            "wheel",
-        ],
+        "dev": ["ruff>=0.14", "import-linter>=2", "pytest>=8", "pytest-xdist>=3", "jax>=0.7"],  # jax: the second backend
     },
     classifiers=[
         "Programming Language :: Python :: 3",
