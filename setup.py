@@ -40,7 +40,7 @@ setup(
         "gcs": ["tensorflow-io-gcs-filesystem"],  # gs:// paths, optional in TensorFlow since 2.20
         "aot": ["jax>=0.10,<0.11", "libtpu>=0.0.51,<0.1"],  # compiles exported steps for TPU on a CPU host
         "bench": ["matplotlib"],  # draws the benchmarks' plots
-        "dev": ["ruff>=0.14", "import-linter>=2", "pytest>=8", "pytest-xdist>=3", "jax>=0.7"],  # jax: the second backend
+        "dev": ["ruff>=0.14", "import-linter>=2", "pytest>=8", "pytest-xdist>=3", "jax>=0.7"],  # jax: 2nd backend
     },
     classifiers=[
         "Programming Language :: Python :: 3",
