@@ -205,7 +205,7 @@ def test_a_glob_without_files_and_a_file_that_vanishes_are_errors(tmp_path):
 def test_options_are_checked_by_name_and_type(tmp_path):
     with pytest.raises(ValueError, match="documents must be one of 'file', 'line'"):
         files(tmp_path, documents="paragraph")
-    with pytest.raises(ValueError, match="train must be str or list"):
+    with pytest.raises(ValueError, match="train must be str or a list of str"):
         SOURCES.build({"type": "text_files", "train": 3, "validation": "b"})
 
 
