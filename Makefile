@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN := runs/quickstart
 ON_JAX := tests/contracts/test_kernels.py tests/contracts/test_mixers.py tests/contracts/test_models.py
-SENTENCE := def __init__(self, <mask>=None):
+SENTENCE := if not <mask>(x, str): raise TypeError
 
 .PHONY: help quickstart test clean
 
@@ -20,7 +20,7 @@ quickstart: $(VENV)/.installed
 	@echo; echo "\$$ flash-tf fill-mask $(RUN) \"$(SENTENCE)\""
 	@$(BIN)/flash-tf fill-mask $(RUN) "$(SENTENCE)"
 	@echo; echo "Next, after . $(BIN)/activate:"
-	@echo "  flash-tf fill-mask $(RUN) 'for i in <mask>(10):'    # another line"
+	@echo "  flash-tf fill-mask $(RUN) 'for i in <mask>(10):'    # another one"
 	@echo "  flash-tf describe mlm_c4/flash                        # the paper's model: parameters, FLOPs, memory"
 	@echo "  flash-tf train quickstart --model-dir runs/quad --set 'model.mixer={type: quadratic, key_dim: 64}'"
 	@echo "  tensorboard --logdir runs                             # the curves"
