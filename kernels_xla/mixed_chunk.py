@@ -1,7 +1,7 @@
 """Mixed chunk attention of FLASH: quadratic inside a chunk, linear across chunks.
 
-Source: Hua et al., "Transformer Quality in Linear Time", arXiv:2202.10447, section 3.2 and Code 1. Divisors,
-padding and packing as in math.md 2.2.
+Source: Hua et al., "Transformer Quality in Linear Time", arXiv:2202.10447, section 3.2 and Code 1. The paper
+leaves divisors, padding and packing open; those below depend on no length in a causal row, so that streaming is exact.
 """
 
 from typing import Literal
@@ -210,7 +210,7 @@ def mixed_chunk_attention_reference(
 
 
 def initial_state(sizes, case, dtype):
-    """State before the first token (math.md 2.13): constant in n.
+    """State before the first token: constant in n.
 
     Returns:
       `sum [b, s, e]` over finished chunks, float32; the open chunk's `k_quad [b, c, s]`, `k_lin [b, c, s]` and

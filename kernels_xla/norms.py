@@ -1,7 +1,7 @@
 """Normalisers that the papers use and Keras lacks.
 
 Source: Nguyen and Salazar, "Transformers without Tears", arXiv:1910.05895; the eps inside the root as in FLASH's
-appendix (math.md 2.0).
+appendix.
 """
 
 from keras import ops

@@ -1,7 +1,7 @@
 """Squared-ReLU attention of the gated attention unit: quadratic, softmax-free.
 
-Source: Hua et al., "Transformer Quality in Linear Time", arXiv:2202.10447, section 2.2; the divisors are those of
-math.md 2.1, which says where they come from.
+Source: Hua et al., "Transformer Quality in Linear Time", arXiv:2202.10447, section 2.2. "length" under
+"paper_appendix" is the scale of its appendix; "position", the default, is ours: it lets no length into a causal row.
 """
 
 from typing import Literal

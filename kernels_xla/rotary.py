@@ -1,6 +1,6 @@
 """Rotary position embedding, and the relative bias built from it.
 
-Source: Su et al., "RoFormer", arXiv:2104.09864. Half-split pairs (math.md 2.0): channel i turns with channel i + s/2.
+Source: Su et al., "RoFormer", arXiv:2104.09864. Half-split pairs: channel i turns with channel i + s/2.
 """
 
 from keras import ops
@@ -75,7 +75,7 @@ def rotary_reference(x, positions, *, base=10_000.0):
 
 
 def relative_bias(a: Tensor, b: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
-    """Toeplitz bias b_ij = rotate_i(a) . rotate_j(b), which depends on i - j only (math.md 2.1).
+    """Toeplitz bias b_ij = rotate_i(a) . rotate_j(b), which depends on i - j only.
 
     Args:
       a: Learned, `[r]`.

@@ -6,7 +6,7 @@ import keras
 
 
 def normal() -> keras.initializers.Initializer:
-    """N(0, 0.02), of every matrix in the papers (FLASH's appendix; math.md 3.1)."""
+    """N(0, 0.02), of every matrix in the papers (FLASH's appendix)."""
     return keras.initializers.RandomNormal(0.0, 0.02)
 
 

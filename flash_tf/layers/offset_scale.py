@@ -16,7 +16,7 @@ class OffsetScale(keras.layers.Layer):
     Args:
       heads: Names of the heads.
       gamma: "ones", or "normal" for the N(0, 0.02) of the paper's pseudocode, with which GAU is alive only under the
-        paper's scale with a bias (math.md, finding 5).
+        paper's scale with a bias: elsewhere its attention weights start near 1e-5.
       **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:

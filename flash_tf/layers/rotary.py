@@ -10,7 +10,7 @@ from kernels_xla.rotary import rotary
 class RotaryEmbedding(keras.layers.Layer):
     """Rotates queries and keys by their token's position, so that products depend on distance.
 
-    Source: Su et al., "RoFormer", arXiv:2104.09864; half-split pairs (math.md 2.0). It has no weights.
+    Source: Su et al., "RoFormer", arXiv:2104.09864; channel i turns with channel i + s/2. It has no weights.
 
     Args:
       base: Longest wavelength over 2 pi.

@@ -10,7 +10,7 @@ from kernels_xla.rotary import turns
 class ScaledSinusoidalEmbedding(keras.layers.Layer):
     """Absolute positions: `P[p] = a concat(sin(p theta), cos(p theta))`, `theta_i = 10000^(-i / (d/2))`.
 
-    Source: FLASH (arXiv:2202.10447), appendix B.2 and its pseudocode; `a` starts at 1/sqrt(d) (math.md 2.0).
+    Source: FLASH (arXiv:2202.10447), appendix B.2 and its pseudocode; `a` starts at 1/sqrt(d).
 
     Args:
       width: d, even.

@@ -17,7 +17,7 @@ from flash_tf.layers.scaled_sin import ScaledSinusoidalEmbedding
 class LanguageModel(keras.Model):
     """Token ids `[b, n]` -> logits `[b, n, V]`: `norm(x) E^T + bias`, E being the embedding.
 
-    Tied embedding and output bias are what the parameter counts of FLASH's tables imply (math.md, finding 1).
+    Tied embedding and output bias are what the parameter counts of FLASH's tables imply.
 
     A subclass sets `causal` and has `call`.
 

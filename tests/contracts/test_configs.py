@@ -16,7 +16,7 @@ from tests.backends import to_numpy
 from tests.numerics import DEAD_GRADIENT, DEAD_ROW_SUM
 
 each_config = pytest.mark.parametrize("name", config.names())
-PAPER = {  # millions of parameters of the rows of FLASH's tables, by the arithmetic of math.md 3.3
+PAPER = {  # millions of parameters of the rows of FLASH's tables, vocabulary 32,000 tied, with output bias
     "mlm_c4": {"transformer": 110.06, "transformer_plus": 109.63, "transformer_plus_plus": 109.64,
                "flash_quad": 112.02, "flash": 112.03},
     "lm_wiki40b": {"transformer": 110.06, "transformer_plus": 109.66, "transformer_plus_plus": 109.68,
@@ -212,7 +212,7 @@ def test_a_longer_sequence_is_one_override(name):
 
 
 def attention_flops(mixer, n):
-    """Forward FLOPs per token, from math.md: projections, then pairs of tokens, half of them if causal."""
+    """Forward FLOPs per token, by the formulas: projections, then pairs of tokens, half of them if causal."""
     d, half = mixer.width, 0.5 if mixer.causal else 1
     if not isinstance(mixer, GatedAttentionUnit):
         return 2 * 4 * d * d + half * 4 * n * d
