@@ -11,8 +11,8 @@ from kernels_xla.rotary import relative_bias
 class RelativeBias(keras.layers.Layer):
     """Bias on attention scores, `b[i - j] = rotate_i(a) . rotate_j(b)`, for any length.
 
-    Source: the long form in the appendix of FLASH (for n above 512), used at every length, so that a model is not tied to
-    one; 2 x width parameters. An attention layer hands `a` and `b` to its kernel, which makes the bias where it adds
+    Source: the form that the appendix of FLASH has for n above 512, used at every length, so that a model is not tied
+    to one; 2 x width parameters. An attention layer hands `a` and `b` to its kernel, which makes the bias where it adds
     it.
 
     Args:
