@@ -15,6 +15,15 @@ def projection(layer: keras.layers.Layer, width: int, name: str) -> keras.layers
     return keras.layers.Dense(width, kernel_initializer=normal(), dtype=layer.dtype_policy, name=name)
 
 
+def check_activation(layer: keras.layers.Layer, name: str) -> None:
+    """Raises a ValueError at construction, not in the first step, unless Keras has an activation of that name."""
+    try:
+        keras.activations.get(name)
+    except ValueError:
+        needed = "the name of a Keras activation, as 'gelu' or 'silu'"
+        raise ValueError(f"{type(layer).__name__}: activation must be {needed}, got {name!r}") from None
+
+
 def options(layer: keras.layers.Layer) -> dict:
     """The constructor's arguments, each kept by `layer` under its own name: what `get_config` adds to Keras'."""
     return {name: getattr(layer, name) for name in inspect.signature(type(layer)).parameters if name != "kwargs"}

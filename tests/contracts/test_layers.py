@@ -248,3 +248,9 @@ def test_a_block_adds_its_inner_layer_of_the_normalised_input(norm):
 def test_an_impossible_option_is_refused_in_one_line_that_says_what_came(make):
     with pytest.raises(ValueError, match=r"^[^\n]*(got|needs)[^\n]*$"):
         make()
+
+
+@pytest.mark.parametrize("name", FEEDFORWARDS.names())
+def test_an_activation_that_keras_lacks_is_named_at_construction(name):
+    with pytest.raises(ValueError, match=r"^\w+: activation must be the name of a Keras activation, .* got 'gleu'$"):
+        FEEDFORWARDS.build({"type": name, "activation": "gleu"})

@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from flash_tf.layers.common import options, projection
+from flash_tf.layers.common import check_activation, options, projection
 from flash_tf.layers.feedforward import FEEDFORWARDS
 
 
@@ -35,7 +35,7 @@ class GLU(keras.layers.Layer):
         super().__init__(**kwargs)
         if hidden is not None and hidden < 1:
             raise ValueError(f"GLU needs hidden >= 1, got {hidden}")
-        keras.activations.get(activation)  # says here, not in the first step, that there is none of that name
+        check_activation(self, activation)
         self.hidden, self.activation = hidden, activation
         self.supports_masking = True
 

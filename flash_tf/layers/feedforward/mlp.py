@@ -2,7 +2,7 @@
 
 import keras
 
-from flash_tf.layers.common import options, projection
+from flash_tf.layers.common import check_activation, options, projection
 from flash_tf.layers.feedforward import FEEDFORWARDS
 
 
@@ -34,7 +34,7 @@ class MLP(keras.layers.Layer):
         super().__init__(**kwargs)
         if hidden is not None and hidden < 1:
             raise ValueError(f"MLP needs hidden >= 1, got {hidden}")
-        keras.activations.get(activation)  # says here, not in the first step, that there is none of that name
+        check_activation(self, activation)
         self.hidden, self.activation = hidden, activation
         self.supports_masking = True
 
