@@ -10,7 +10,8 @@ from flash_tf.config import TrainConfig
 from flash_tf.training.checkpoints import Checkpoints
 from flash_tf.training.progress import Clock, Progress, perplexity, training_line
 from flash_tf.training.run_directory import Records
-from flash_tf.training.trainer import COLUMNS, Trainer
+from flash_tf.training.step import COLUMNS
+from flash_tf.training.trainer import Trainer
 
 
 class DivergedError(ValueError):

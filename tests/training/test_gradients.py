@@ -26,7 +26,7 @@ def gradients_by_rows(path, folder):
     batch = next(trainer._iterator)
     sums = []
     for rows in (slice(0, 2), slice(2, 4)):
-        gradients, _, tokens = trainer.gradients({name: x[rows] for name, x in batch.items()})
+        gradients, _, tokens = trainer.step.gradients({name: x[rows] for name, x in batch.items()})
         sums.append(({n: g.numpy() for n, g in zip(run.optimizer.variables, gradients, strict=True)}, tokens.numpy()))
     return sums
 

@@ -7,7 +7,8 @@ import pytest
 import tensorflow as tf
 
 from flash_tf import config
-from flash_tf.training import loop, trainer
+from flash_tf.training import loop
+from flash_tf.training.step import dropouts
 from tests import numerics
 from tests.training import runs
 
@@ -68,7 +69,7 @@ def test_a_checkpoint_of_one_device_goes_on_under_two_replicas_and_the_other_way
 def dropped(path, model_dir):
     """Logits of the same tokens at two steps on each of two replicas, by (step, replica); and once more."""
     run, made = runs.prepared(path, model_dir, MIRRORED)
-    assert trainer.dropouts(run.model)
+    assert dropouts(run.model)
     tokens = tf.constant(np.arange(10)[None] + 10)
     for weight in run.model.trainable_variables:
         if "out_projection/kernel" in weight.path:
@@ -76,7 +77,7 @@ def dropped(path, model_dir):
 
     def replica(step):
         context = tf.distribute.get_replica_context()
-        made._seed_dropout(step, context.replica_id_in_sync_group)
+        made.step._seed_dropout(step, context)
         return run.model(tokens, training=True)
 
     found = {}

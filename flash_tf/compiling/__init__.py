@@ -1,0 +1,1 @@
+"""Training steps as files: exported by TensorFlow, compiled and run by XLA through JAX alone."""
