@@ -1,0 +1,202 @@
+"""Times every kernel, forward alone and with its gradients, after checking that it equals its reference.
+
+    python -m benchmarks.kernels --json benchmarks/results/kernels.json
+    KERAS_BACKEND=jax python -m benchmarks.kernels --kernel mixed_chunk --tokens 4096
+
+Kernels are found as the contract tests find them. A kernel that differs from its reference is not timed: a wrong
+result has no speed.
+"""
+
+import argparse
+import functools
+import time
+
+import numpy as np
+
+from benchmarks import device
+
+LENGTHS = (512, 2048, 8192)
+# FLASH of width 768: one head of key width 128 and value width 2 x 768.
+SIZES = {"h": 1, "s": 128, "e": 1536, "r": 128, "d": 768}
+MANY_HEADS = {"h": 12, "s": 64, "e": 64}  # the Transformer++ of that width
+OF_MANY_HEADS = ("rotary", "softmax")
+SMALL = {"b": 2, "h": 2, "s": 8, "e": 16, "r": 8, "d": 12}
+PARITY = 2e-5  # relative root mean square: two results, each after some hundred float32 roundings of 6e-8
+COLUMNS = ("kernel", "pass", "n", "batch", "compile s", "median ms", "GFLOP/s", "parity")
+WIDTHS = (14, 20, 8, 7, 11, 12, 10, 10)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Times the kernels; returns 1 when one is wrong."""
+    args = _parser().parse_args(arguments)
+    if args.repeats < 2:
+        raise ValueError(f"--repeats must be 2 or more, for a median, got {args.repeats}")
+    for n in args.lengths:
+        device.batch_size(n, args.tokens)
+    with device.libraries_in_log("kernels"):
+        return _run(args)
+
+
+def _run(args):
+    import kernels_xla
+    from benchmarks import backends
+
+    specs = kernels_xla.specs()
+    if unknown := set(args.kernel or specs) - specs.keys():
+        raise ValueError(f"no kernel is called {', '.join(sorted(unknown))}; there are {', '.join(specs)}")
+    results = device.Results(
+        args,
+        "kernels",
+        device=backends.device_name(),
+        packages=("keras", "jax", "jaxlib") if backends.on_jax() else ("keras", "tensorflow"),
+    )
+    backends.full_precision()
+    backend = "JAX" if backends.on_jax() else "TensorFlow"
+    print(f"kernels in {args.dtype} on {backends.device_name()} through {backend}, {args.tokens:,} tokens")
+    print(device.table_line(COLUMNS, WIDTHS), flush=True)
+    for spec in (specs[name] for name in args.kernel or specs):
+        for row in measure(spec, args):
+            results.add(row)
+            print(_line(row), flush=True)
+    return int(any(row["parity_error"] > PARITY for row in results.rows))
+
+
+def measure(spec, args):
+    """The rows of one kernel: at each length and pass, or one that says how it is wrong."""
+    from benchmarks import backends
+
+    error, where = parity(spec)
+    row = {"kernel": spec.name, "backend": "jax" if backends.on_jax() else "tensorflow", "parity_error": error}
+    if error > PARITY:
+        yield {**row, "error": f"not timed: {where} is off by {error:.1e}, more than {PARITY:.0e}"}
+        return
+    row |= {"dtype": args.dtype, "case": dict(spec.timed)}
+    for n in args.lengths:
+        sizes = {**SIZES, **(MANY_HEADS if spec.name in OF_MANY_HEADS else {})}
+        sizes |= {"b": device.batch_size(n, args.tokens), "n": n}
+        inputs = {name: backends.tensor(x, args.dtype) for name, x in draw(spec, sizes).items()}
+        for backward in (False, True):
+            sized = {**row, "sizes": sizes, "n": n, "batch": sizes["b"]}
+            try:
+                found = _timed(spec, sizes, inputs, backward, args)
+            except Exception as error:  # of either backend
+                if not backends.is_out_of_memory(error):
+                    raise
+                found = {"error": "out of memory"}
+            yield {**sized, "pass": "forward, backward" if backward else "forward", **found}
+
+
+def _timed(spec, sizes, inputs, backward, args):
+    """Compile time, median and quartiles, achieved FLOP/s; a pass back counts as two forward."""
+    from benchmarks import backends
+
+    function = functools.partial(spec.fast, **spec.timed)
+    forward = backends.compiled(lambda inputs: function(**inputs))
+    if backward:
+        both = backends.compiled(backends.with_gradients(function))
+        cotangent = forward(inputs)  # any tensor of that shape will do
+        run = functools.partial(both, inputs, cotangent)
+    else:
+        run = functools.partial(forward, inputs)
+    compile_s, *_ = _seconds(run, 1)
+    _seconds(run, 1)  # the first run after compiling may still allocate
+    milliseconds = [1e3 * seconds for seconds in _seconds(run, args.repeats)]
+    flops = (3 if backward else 1) * spec.flops(sizes, spec.timed)
+    known = backends.device_name() if args.dtype == "bfloat16" else ""  # the peaks are of bfloat16
+    found = device.timing(milliseconds, tokens=sizes["b"] * sizes["n"], flops=flops, device=known)
+    return {**found, "compile_s": compile_s}
+
+
+def _seconds(run, repeats):
+    from benchmarks import backends
+
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        backends.wait(run())
+        times.append(time.perf_counter() - start)
+    return times
+
+
+def parity(spec) -> tuple[float, str]:
+    """The largest error of the kernel against its reference, and of what: value or gradient, in which case.
+
+    Every case that the kernel names, as it runs; the case that is timed, as XLA compiles it. In float32, small, over
+    more than two chunks.
+    """
+    checks = [(case, False) for case in spec.cases] + [(spec.timed, True)]
+    return max((_difference(spec, case, compile_it) for case, compile_it in checks), key=lambda found: found[0])
+
+
+def _difference(spec, case, compile_it):
+    from benchmarks import backends
+
+    sizes = {**SMALL, "n": 2 * case.get("chunk_size", 16) + 5}
+    inputs = {name: backends.tensor(x) for name, x in draw(spec, sizes).items()}
+    shape = tuple(spec.reference(**inputs, **case).shape)
+    cotangent = backends.tensor(np.random.default_rng(1).standard_normal(shape, "float32"))
+    got = _value_and_gradients(spec.fast, case, inputs, cotangent, compile_it)
+    want = _value_and_gradients(spec.reference, case, inputs, cotangent, False)
+    errors = {name: relative_error(got[name], want[name]) for name in want}
+    worst = max(errors, key=errors.get)
+    return errors[worst], f"{worst} at {case}"
+
+
+def _value_and_gradients(function, case, inputs, cotangent, compile_it):
+    from benchmarks import backends
+
+    both = backends.with_gradients(functools.partial(function, **case))
+    out, gradients = (backends.compiled(both) if compile_it else both)(inputs, cotangent)
+    return {"its value": out, **{f"the gradient of {name}": x for name, x in gradients.items()}}
+
+
+def relative_error(got, want) -> float:
+    """Root-mean-square error over root-mean-square of `want`; infinite unless both are finite and of one shape."""
+    got, want = np.asarray(got, "float64"), np.asarray(want, "float64")
+    if got.shape != want.shape or not (np.isfinite(got).all() and np.isfinite(want).all()):
+        return float("inf")
+    return float(np.linalg.norm(got - want) / max(np.linalg.norm(want), 1e-30))
+
+
+def draw(spec, sizes) -> dict[str, np.ndarray]:
+    """Normal float32 arrays of the axes that a kernel declares, int32 positions; parameters are a tenth as large."""
+    rng = np.random.default_rng(0)
+
+    def one(name, axes):
+        if name == "positions":
+            return np.broadcast_to(np.arange(sizes["n"], dtype="int32"), (sizes["b"], sizes["n"]))
+        size = np.float32(1 if "n" in axes else 0.1)  # a large negative bias would silence all of relu²
+        return size * np.asarray(rng.standard_normal([sizes[axis] for axis in axes], "float32"))
+
+    return {name: one(name, axes) for name, axes in spec.inputs.items()}
+
+
+def _line(row):
+    if "error" in row:
+        head = [row[name] for name in ("kernel", "pass", "n", "batch") if name in row]
+        return f"{device.table_line(head, WIDTHS[: len(head)])}  {row['error']}"
+    values = (
+        row["kernel"],
+        row["pass"],
+        row["n"],
+        row["batch"],
+        f"{row['compile_s']:.1f}",
+        f"{row['median_ms']:.2f}",
+        f"{row['model_flops_per_second'] / 1e9:,.0f}",
+        f"{row['parity_error']:.0e}",
+    )
+    return device.table_line(values, WIDTHS)
+
+
+def _parser():
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels", description=__doc__.splitlines()[0])
+    parser.add_argument("--kernel", nargs="+", metavar="NAME", help="all by default")
+    device.takes_sizes(parser, LENGTHS)
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of what is timed")
+    parser.add_argument("--repeats", type=int, default=10, help="of each timing (default 10)")
+    device.takes_result(parser)
+    return parser
+
+
+if __name__ == "__main__":
+    device.program(main)

@@ -1,0 +1,104 @@
+"""How all plots look: one colour a model, labels beside lines, an axis of context lengths."""
+
+import itertools
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+# Okabe and Ito's palette, which people of every colour vision tell apart.
+MODELS = {
+    "flash": ("FLASH", "#0072B2"),
+    "flash_quad": ("FLASH-Quad", "#D55E00"),
+    "transformer": ("Transformer", "#56B4E9"),
+    "transformer_plus": ("Transformer+", "#E69F00"),
+    "transformer_plus_plus": ("Transformer++", "#000000"),
+    "gla": ("GLA", "#CC79A7"),
+}
+OTHERS = ("#009E73", "#999999", "#F0E442")
+GREY = "#666666"
+GAP = 0.055  # between labels, of the height of the axes
+
+
+def look(model: str, others: Sequence[str] = ()) -> tuple[str, str]:
+    """Label and colour of a model; `others` are those without a colour of their own, each of which gets the next."""
+    if model in MODELS:
+        return MODELS[model]
+    return model, OTHERS[list(others).index(model) % len(OTHERS)]
+
+
+def short(n: float) -> str:
+    """A context length as people say it: 512, 1k, 32k."""
+    return f"{n / 1024:g}k" if n >= 1024 else f"{n:g}"
+
+
+def figure(panels: int = 1) -> tuple[Figure, list[Axes]]:
+    """A figure with room for labels on the right of each panel and for notes below."""
+    drawn = Figure(figsize=(8.0 * panels, 4.5), dpi=150, facecolor="white")
+    axes = [drawn.add_axes(((i + 0.09) / panels, 0.2, 0.58 / panels, 0.7)) for i in range(panels)]
+    for one in axes:
+        one.spines[["top", "right"]].set_visible(False)
+        one.grid(axis="y", color="#DDDDDD", linewidth=0.8)
+        one.set_axisbelow(True)
+    return drawn, axes
+
+
+def lengths_on_x(axes: Axes, lengths: Sequence[int]) -> None:
+    """A logarithmic axis whose ticks are the lengths that were measured."""
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(sorted(lengths)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda n, _: short(n)))
+    axes.set_xlabel("context length (tokens)")
+
+
+def notes(drawn: Figure, lines: Sequence[str]) -> None:
+    """Small print below the axes."""
+    drawn.text(0.02, 0.015, "\n".join(lines), fontsize=7, color=GREY, va="bottom")
+
+
+def label_lines(axes: Axes) -> None:
+    """Writes each line's label at the right of the axes, at the height of its end, apart from the others."""
+    lines = [line for line in axes.lines if not line.get_label().startswith("_")]
+    ends = {
+        line: axes.transAxes.inverted().transform(axes.transData.transform(line.get_xydata()[-1])) for line in lines
+    }
+    lines.sort(key=lambda line: ends[line][1])
+    heights = apart([ends[line][1] for line in lines], GAP)
+    for line, height in zip(lines, heights, strict=True):
+        axes.annotate(
+            line.get_label(),
+            xy=tuple(ends[line]),
+            xycoords="axes fraction",
+            xytext=(1.04, height),
+            textcoords="axes fraction",
+            color=line.get_color(),
+            fontsize=9,
+            va="center",
+            arrowprops={"arrowstyle": "-", "color": line.get_color(), "lw": 0.7, "ls": ":", "shrinkB": 4},
+            annotation_clip=False,
+        )
+
+
+def apart(heights: Sequence[float], gap: float) -> list[float]:
+    """Ascending heights moved as little as possible, so that neighbours are `gap` or more apart.
+
+    Heights that collide become a group with its centre where the mean of its members was.
+    """
+    groups: list[list[float]] = []
+    for height in heights:
+        groups.append([height])
+        while len(groups) > 1 and _top(groups[-2], gap) + gap > _bottom(groups[-1], gap):
+            last = groups.pop()
+            groups[-1] += last
+    placed = ([_bottom(group, gap) + i * gap for i in range(len(group))] for group in groups)
+    return list(itertools.chain.from_iterable(placed))
+
+
+def _bottom(group, gap):
+    return sum(group) / len(group) - gap * (len(group) - 1) / 2
+
+
+def _top(group, gap):
+    return sum(group) / len(group) + gap * (len(group) - 1) / 2
