@@ -2,16 +2,18 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
+TPU_VENV := .venv-tpu
 RUN := runs/quickstart
 ON_JAX := tests/contracts/test_kernels.py tests/contracts/test_mixers.py tests/contracts/test_models.py
 SENTENCE := if not <mask>(x, str): raise TypeError
 
-.PHONY: help quickstart test clean
+.PHONY: help quickstart test tpu-check clean
 
 help:
 	@echo "make quickstart   install, train a small FLASH on this Python's standard library, evaluate it, fill a mask"
 	@echo "make test         install, then ruff, import-linter and pytest"
-	@echo "make clean        remove $(VENV); runs/ stays"
+	@echo "make tpu-check    install what a Cloud TPU VM runs into $(TPU_VENV), and try every config's step against a TPU's operators"
+	@echo "make clean        remove $(VENV) and $(TPU_VENV); runs/ stays"
 
 quickstart: $(VENV)/.installed
 	@$(BIN)/flash-tf train quickstart --model-dir $(RUN)
@@ -32,6 +34,9 @@ test: $(VENV)/.installed-dev
 	@$(BIN)/python -m pytest -n 2 --dist worksteal
 	@KERAS_BACKEND=jax JAX_ENABLE_X64=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(ON_JAX)
 
+tpu-check: $(TPU_VENV)/.installed
+	@sh scripts/tpu_check.sh $(TPU_VENV)
+
 # The stamps are made last and depend on setup.py, so that an interrupted install is done again.
 $(VENV)/.installed: setup.py
 	@sh scripts/install.sh $(VENV) .
@@ -41,5 +46,9 @@ $(VENV)/.installed-dev: setup.py
 	@sh scripts/install.sh $(VENV) ".[dev]"
 	@touch $@ $(VENV)/.installed
 
+$(TPU_VENV)/.installed: setup.py requirements/tpu.txt
+	@sh scripts/install_tpu.sh $(TPU_VENV)
+	@touch $@
+
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(TPU_VENV)

@@ -8,6 +8,9 @@ HERE = Path(__file__).parent
 ABOUT = {}
 exec((HERE / "flash_tf" / "__init__.py").read_text(), ABOUT)
 
+AOT = ["jax>=0.10,<0.11", "libtpu>=0.0.51,<0.1"]  # compile exported steps for TPU on a CPU host, or run them on a GPU
+BENCH = ["matplotlib"]  # draws the benchmarks' plots
+
 setup(
     name="flash-tf",
     version=ABOUT["__version__"],
@@ -38,9 +41,9 @@ setup(
     extras_require={
         "gpu": ["tensorflow[and-cuda]>=2.19,<2.21"],  # CUDA libraries as wheels
         "gcs": ["tensorflow-io-gcs-filesystem"],  # gs:// paths, optional in TensorFlow since 2.20
-        "aot": ["jax>=0.10,<0.11", "libtpu>=0.0.51,<0.1"],  # compiles exported steps for TPU on a CPU host
-        "bench": ["matplotlib"],  # draws the benchmarks' plots
-        "dev": ["ruff>=0.14", "import-linter>=2", "pytest>=8", "pytest-xdist>=3", "jax>=0.7"],  # jax: 2nd backend
+        "aot": AOT,
+        "bench": BENCH,
+        "dev": ["ruff>=0.14", "import-linter>=2", "pytest>=8", "pytest-xdist>=3", *AOT, *BENCH],  # jax: 2nd backend
     },
     classifiers=[
         "Programming Language :: Python :: 3",

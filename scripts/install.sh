@@ -30,9 +30,9 @@ free=$(df -Pk . | awk 'NR == 2 { print int($4 / 1048576) }')
 
 echo "installing into $venv (some minutes; details in $log)"
 {
-    "$venv/bin/python" -c 'import pip' 2>/dev/null || "$python" -m venv --clear "$venv"
-    "$venv/bin/python" -m pip install --upgrade pip
-    "$venv/bin/python" -m pip install --editable "$requirement"
+    { "$venv/bin/python" -c 'import pip' 2>/dev/null || "$python" -m venv --clear "$venv"; } &&
+        "$venv/bin/python" -m pip install --upgrade pip &&
+        "$venv/bin/python" -m pip install --editable "$requirement"
 } >"$log" 2>&1 || {
     tail -n 3 "$log" >&2
     stop "the installation failed; the whole story is in $log"

@@ -23,6 +23,9 @@ SENTENCE = re.compile(r"\S.{0,999}(?!\S)|\S.{0,999}")
 # Not after "▁": the normaliser strips it from the end of a text as if it were a space.
 CHUNK = re.compile(r"(?s).{1024,}?(?<!▁)[ \n]|.+")
 CHUNKS_AT_A_TIME = 4096
+# TF-Text 2.19, the last that runs beside Cloud TPU, ends the process at a batch of more than 32,767 ids. SentencePiece
+# itself gives the same ids, at three quarters of the speed.
+COUNTS_IN_16_BITS = tensorflow_text.__version__.startswith("2.19.")
 
 
 class Tokenizer:
@@ -133,12 +136,20 @@ class Tokenizer:
         chunks = [_utf8(chunk) for chunk in chain.from_iterable(cut)]
         ids, lengths = [np.zeros(0, np.int32)], [np.zeros(1, np.int64)]
         for start in range(0, len(chunks), CHUNKS_AT_A_TIME):
-            ragged = self._fast.tokenize(tf.constant(chunks[start : start + CHUNKS_AT_A_TIME]))
-            ids.append(self._from_text[ragged.flat_values.numpy()])
-            lengths.append(ragged.row_lengths().numpy())
+            found, counts = self._tokenize(chunks[start : start + CHUNKS_AT_A_TIME])
+            ids.append(self._from_text[found])
+            lengths.append(counts)
         chunk_ends = np.cumsum(np.concatenate(lengths))
         text_ends = chunk_ends[np.cumsum([len(chunks) for chunks in cut], dtype=np.int64)]
         return np.split(np.concatenate(ids), text_ends)[:-1]
+
+    def _tokenize(self, chunks: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
+        """The ids of all chunks in one row, and how many each has."""
+        if COUNTS_IN_16_BITS:
+            rows = self._processor.encode(chunks)
+            return np.fromiter(chain.from_iterable(rows), np.int32), np.array([len(row) for row in rows], np.int64)
+        ragged = self._fast.tokenize(tf.constant(chunks))
+        return ragged.flat_values.numpy(), ragged.row_lengths().numpy()
 
     def encode_with_masks(self, text: str) -> np.ndarray:
         """The ids of `text`, int32 `[length]`, in which each literal `<mask>` is `mask_id`.

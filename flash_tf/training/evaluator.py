@@ -53,10 +53,10 @@ class Evaluator(orbit.AbstractEvaluator):
         return per_replica(dataset, rows, context)
 
     def _all_replicas(self, batch):
-        sums = self.strategy.run(self._replica, args=(batch,))
+        sums = self.strategy.run(self.sums, args=(batch,))
         return self.strategy.reduce(tf.distribute.ReduceOp.SUM, sums, axis=None)
 
-    def _replica(self, batch):
+    def sums(self, batch):
         """The summed loss, then how often each token of the vocabulary was to be predicted: float32 `[1 + V]`."""
         prediction = self._objective(self._model, batch, training=False)
         counts = tf.math.unsorted_segment_sum(

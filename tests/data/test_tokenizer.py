@@ -223,3 +223,11 @@ def test_a_missing_file_and_one_that_is_no_model_are_errors_that_name_it(tmp_pat
 def test_a_model_that_tf_text_would_read_differently_or_without_special_pieces_is_an_error(documents, options, need):
     with pytest.raises(ValueError, match=f"the tokenizer model is not usable: it needs {need}$"):
         Tokenizer(model("".join(documents[:3]).splitlines(), 400, **options))
+
+
+def test_sentencepiece_itself_gives_the_ids_of_tf_text(trained, documents, monkeypatch):
+    texts = [*STRANGE, *documents]
+    want = trained.encode(texts)
+    monkeypatch.setattr(module, "COUNTS_IN_16_BITS", True)  # as beside TensorFlow 2.19
+    for text, one, other in zip(texts, want, trained.encode(texts), strict=True):
+        np.testing.assert_array_equal(one, other, err_msg=repr(text[:50]))

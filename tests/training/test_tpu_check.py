@@ -1,0 +1,41 @@
+"""The step that `make tpu-check` lowers: the one that trains, on tensors in the place of variables."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from flash_tf.training import loop
+from scripts import tpu_check
+from tests.training import runs
+
+VARIANTS = {
+    "masked_lm": ({"type": "masked_lm", "dropout": 0.1}, "replica"),
+    "causal_lm": ({"type": "causal_lm"}, "global"),
+}
+
+
+def both_steps(path, folder):
+    """Of the function of tensors, and of a run: what a first step leaves, and the validation sums before it."""
+    run, trainer = runs.prepared(path, folder)
+    batch, done = next(trainer._iterator), tf.constant(0, tf.int64)
+    weights = {name: tf.constant(v.numpy()) for name, v in run.optimizer.variables.items()}
+    zeros = {name: tf.zeros_like(w) for name, w in weights.items()}
+    function, _ = tpu_check.train_and_evaluate(run.config)
+    record, updated, sums = tf.function(function, autograph=False)(batch, done, weights, zeros, zeros)
+    tensors = {"record": record, "sums": sums, **{name: values[0] for name, values in updated.items()}}
+    real = {"sums": tf.function(loop.make_evaluator(run, run.config.batch_size).sums)(batch)}
+    real |= {"record": tf.function(trainer.step)(batch, done), **run.optimizer.variables}
+    return [{name: x.numpy() for name, x in side.items()} for side in (tensors, real)]
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_step_on_tensors_leaves_what_the_training_step_leaves(tmp_path, name):
+    model, scope = VARIANTS[name]
+    runs.corpus(tmp_path)
+    path = runs.write(
+        tmp_path, model=model, data={"packing": "documents"}, optimizer={"clip": {"scope": scope, "norm": 0.1}}
+    )
+    tensors, real = runs.in_child(both_steps, path, str(tmp_path / "run"))
+    assert tensors.keys() == real.keys()
+    differ = {name for name in real if not np.array_equal(tensors[name], real[name])}
+    assert differ == set()  # to the bit
