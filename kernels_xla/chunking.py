@@ -4,10 +4,11 @@ import math
 
 from keras import ops
 
+from kernels_xla.accumulate import sum_dtype
 from kernels_xla.masks import keep
 from kernels_xla.spec import Tensor
 
-GROUP = 64  # chunks summed by one triangular product; larger costs G per chunk, smaller makes more passes
+GROUP = 256  # chunks summed by one triangular product; up to some 200 it costs no more than reading and writing them
 
 
 def fold(x: Tensor, chunk: int) -> Tensor:
@@ -72,13 +73,18 @@ def _earlier(x, first=None, last=None):
     grouped = fold(x, GROUP)  # [b, m, GROUP, f]
     over_groups = _triangular if chunks is None else _earlier  # an unknown number of groups takes one product
     if first is None:
-        entering = over_groups(ops.sum(grouped, axis=2))[:, :, None]
+        entering = over_groups(_sum(grouped))[:, :, None]
         return unfold(_triangular(grouped) + entering, ops.shape(x)[1])
     first, last = fold(first, GROUP), fold(last, GROUP)  # [b, m, GROUP]
     leaves = keep(grouped, (last == last[:, :, -1:])[..., None])  # of the document that runs on out of the group
-    entering = over_groups(ops.sum(leaves, axis=2), first[:, :, 0], last[:, :, -1])[:, :, None]
+    entering = over_groups(_sum(leaves), first[:, :, 0], last[:, :, -1])[:, :, None]
     entering = keep(entering, (first == first[:, :, :1])[..., None])
     return unfold(_triangular(grouped, first, last) + entering, ops.shape(x)[1])
+
+
+def _sum(x):
+    """`[b, m, g, f]` -> `[b, m, f]`, accumulated in float32."""
+    return ops.cast(ops.sum(ops.cast(x, sum_dtype(x)), axis=2), x.dtype)
 
 
 def _triangular(x, first=None, last=None):
@@ -87,4 +93,7 @@ def _triangular(x, first=None, last=None):
     earlier = at[None, :] < at[:, None]  # [g, h]
     if first is not None:
         earlier = ops.logical_and(earlier, ops.expand_dims(first, -1) == ops.expand_dims(last, -2))
-    return ops.matmul(ops.cast(earlier, x.dtype), x)
+    lead = ops.shape(x)[:-2]
+    # Batched on both sides: with one matrix for all rows XLA moves the sums around instead, a pass before and after.
+    earlier = ops.broadcast_to(ops.cast(earlier, x.dtype), (*lead, *ops.shape(earlier)[-2:]))
+    return ops.matmul(earlier, x)

@@ -8,12 +8,12 @@ from typing import Literal
 
 from keras import ops
 
-from kernels_xla import accumulate
+from kernels_xla.accumulate import sum_dtype
 from kernels_xla.chunking import edges, fold, sum_of_earlier, sum_of_later, unfold
 from kernels_xla.masks import documents, keep, pairs
+from kernels_xla.mixed_chunk_stream import extend, initial_state, state_bytes
 from kernels_xla.rotary import relative_bias
 from kernels_xla.spec import KernelSpec, Stream, Tensor
-from kernels_xla.streaming import append, rows
 
 Scale = Literal["normalized", "paper_appendix"]
 
@@ -72,7 +72,8 @@ def mixed_chunk_attention(
       O(n (c + s) e + n c s) multiply-adds and O(n (c + e) + (n / c) s e) memory: linear in n.
 
     Precision:
-      Sums over chunks and the bias are float32, the products in the dtype of the inputs.
+      The bias is float32; products are in the dtype of the inputs and accumulate in float32, the sum over chunks too,
+      so that a sum is rounded once for a chunk, once for all chunks, whatever their number.
     """
     n, ids = ops.shape(v)[1], documents(padding_mask, segment_ids)
     real = None if ids is None else ids > 0
@@ -111,14 +112,19 @@ def _factors(s, c, scale):
 
 
 def _summaries(k, v):
-    """Each chunk as one matrix: `[b, g, c, s]`, `[b, g, c, e]` -> `[b, g, s, e]`, float32."""
-    return accumulate.einsum("bgjs,bgje->bgse", k, v)
+    """Each chunk as one matrix: `[b, g, c, s]`, `[b, g, c, e]` -> `[b, g, s, e]`."""
+    return ops.einsum("bgjs,bgje->bgse", k, v)
 
 
 def _read(q, sums, tokens):
     """Reads chunk sums `[b, g, s, e]`, each over `tokens` `[b, g]` or `[1, g]`, with q `[b, g, c, s]`."""
-    mean = sums / ops.cast(ops.maximum(tokens, 1), sums.dtype)[..., None, None]
-    return ops.einsum("bgis,bgse->bgie", q, ops.cast(mean, q.dtype))
+    return ops.einsum("bgis,bgse->bgie", _shared(q, tokens[..., None, None]), sums)
+
+
+def _shared(q, tokens):
+    """Divides q by the number of tokens that it reads: q is narrower than the sums are."""
+    count = ops.maximum(ops.cast(tokens, sum_dtype(q)), 1)
+    return ops.cast(ops.cast(q, count.dtype) / count, q.dtype)
 
 
 def _from_earlier_chunks(q, k, v, ids, packed):
@@ -145,9 +151,8 @@ def _count_earlier(tokens, first=None, last=None):
 
 def _from_all_chunks(q, k, v, tokens):
     """The second sum without order: every token reads every real one. `tokens` is their number, scalar or `[b, 1]`."""
-    total = accumulate.einsum("bgjs,bgje->bse", k, v)
-    mean = total / ops.cast(ops.maximum(tokens, 1), total.dtype)[..., None]
-    return ops.einsum("bgis,bse->bgie", q, ops.cast(mean, q.dtype))
+    tokens = tokens if isinstance(tokens, int) else ops.reshape(tokens, (-1, 1, 1, 1))
+    return ops.einsum("bgis,bse->bgie", _shared(q, tokens), ops.einsum("bgjs,bgje->bse", k, v))
 
 
 def _from_own_document(q, k, v, ids):
@@ -163,7 +168,7 @@ def _from_own_document(q, k, v, ids):
     tokens = tokens + ops.where(at_first, sum_of_earlier(count(at_last), first, last)[..., None], 0.0)
     tokens = tokens + ops.where(at_last, sum_of_later(count(at_first), first, last)[..., None], 0.0)
 
-    q = q / ops.cast(ops.maximum(tokens, 1), q.dtype)[..., None]
+    q = _shared(q, tokens[..., None])
     own = ops.einsum("bgij,bgje->bgie", keep(ops.einsum("bgis,bgjs->bgij", q, k), same), v)
     reader = zip((at_first, at_last), (before, after), strict=True)
     return own + sum(
@@ -209,103 +214,10 @@ def mixed_chunk_attention_reference(
     return ops.einsum("bij,bje->bie", weights, v)
 
 
-def initial_state(sizes, case, dtype):
-    """State before the first token: constant in n.
-
-    Returns:
-      `sum [b, s, e]` over finished chunks, float32; the open chunk's `k_quad [b, c, s]`, `k_lin [b, c, s]` and
-      `v [b, c, e]` in `dtype`, zero past `fill`; `position [b]` and `fill [b]`, int32: tokens so far, in all and in the
-      open chunk.
-    """
-    b, s, e, c = sizes["b"], sizes["s"], sizes["e"], case["chunk_size"]
-    wide = "float64" if str(dtype) == "float64" else "float32"
-    buffers = {"k_quad": ops.zeros((b, c, s), dtype), "k_lin": ops.zeros((b, c, s), dtype)}
-    counters = {"position": ops.zeros((b,), "int32"), "fill": ops.zeros((b,), "int32")}
-    return {"sum": ops.zeros((b, s, e), wide), **buffers, "v": ops.zeros((b, c, e), dtype), **counters}
-
-
-def extend(
-    state, q_quad, k_quad, q_lin, k_lin, v, a=None, b=None, *, chunk_size, valid=None, causal=True, scale="normalized"
-):
-    """The next k tokens of each row: one token costs O(s e + c (s + e)), more take the chunk-parallel form."""
-    if not causal:
-        raise ValueError("mixed_chunk can be streamed only if causal, got causal=False")
-    valid = ops.full_like(state["fill"], ops.shape(v)[1]) if valid is None else valid
-    new = {"k_quad": k_quad, "k_lin": k_lin, "v": v}
-    if v.shape[1] == 1:
-        return _extend_by_one(state, q_quad, q_lin, new, a, b, valid, scale)
-    return _extend_by_chunks(state, q_quad, q_lin, new, a, b, valid, scale, chunk_size)
-
-
-def _extend_by_one(state, q_quad, q_lin, new, a, b, valid, scale):
-    fill, position = state["fill"], state["position"]
-    buffers = {name: append(state[name], x, fill, valid) for name, x in new.items()}
-    c, s = buffers["k_quad"].shape[1:]
-    slots = ops.arange(c, dtype="int32")[None]  # [1, c]
-
-    content, added = _factors(s, c, scale)
-    scores = ops.einsum("bis,bjs->bij", q_quad * ops.cast(content, q_quad.dtype), buffers["k_quad"])
-    if a is not None:
-        scores = scores + ops.cast(added * relative_bias(a, b, fill[:, None], slots), scores.dtype)
-    weights = keep(ops.square(ops.relu(scores)), pairs(None, None, fill[:, None], slots, causal=True))
-    local = ops.einsum("bij,bje->bie", weights, buffers["v"])
-    distant = _read(q_lin[:, None], state["sum"][:, None], (position - fill)[:, None])[:, 0]
-
-    fill = fill + valid
-    full = fill == c
-    finish = lambda: (  # noqa: E731  one product of c tokens, every c tokens
-        state["sum"] + keep(_summaries(buffers["k_lin"][:, None], buffers["v"][:, None])[:, 0], full[:, None, None]),
-        *(keep(x, ops.logical_not(full)[:, None, None]) for x in buffers.values()),
-    )
-    total, *kept = ops.cond(ops.any(full), finish, lambda: (state["sum"], *buffers.values()))
-    buffers = dict(zip(buffers, kept, strict=True))
-    return local + distant, {"sum": total, **buffers, "position": position + valid, "fill": ops.where(full, 0, fill)}
-
-
-def _extend_by_chunks(state, q_quad, q_lin, new, a, b, valid, scale, c):
-    """Lays each row's open chunk and its new tokens on the row's own chunk grid, and takes the parallel form there."""
-    fill, position = state["fill"], state["position"]
-    tokens = new["v"].shape[1]
-    slots = ops.arange(-(-(tokens + c - 1) // c) * c, dtype="int32")[None]  # [1, m]: room at any fill
-    arrived = slots - fill[:, None]  # [b, m], index of the new token that comes to a slot
-    real = slots < (fill + valid)[:, None]
-    on_grid = {
-        name: keep(
-            rows(ops.concatenate([state[name], x], axis=1), ops.where(arrived < 0, slots, arrived + c)), real[..., None]
-        )
-        for name, x in new.items()
-    }
-    q1, q2, k1, k2, v = (
-        fold(x, c)
-        for x in (rows(q_quad, arrived), rows(q_lin, arrived), *(on_grid[n] for n in ("k_quad", "k_lin", "v")))
-    )
-    at = ops.arange(c, dtype="int32")
-    summaries = _summaries(k2, v)
-    before = state["sum"][:, None] + sum_of_earlier(summaries)
-    counts = (position - fill)[:, None] + c * ops.arange(v.shape[1], dtype="int32")[None]
-    out = _local(q1, k1, v, a, b, pairs(None, None, at, at, causal=True), scale) + _read(q2, before, counts)
-    out = rows(unfold(out, slots.shape[1]), fill[:, None] + ops.arange(tokens, dtype="int32")[None])
-
-    finished, left = (fill + valid) // c, (fill + valid) % c  # chunks, tokens
-    closed = ops.arange(v.shape[1], dtype="int32")[None] < finished[:, None]  # [b, g]
-    opened = rows(slots + 0 * finished[:, None], (finished * c)[:, None] + at[None])  # [b, c]
-    return out, {
-        "sum": state["sum"] + ops.sum(keep(summaries, closed[..., None, None]), axis=1),
-        **{name: keep(rows(x, opened), (at[None] < left[:, None])[..., None]) for name, x in on_grid.items()},
-        "position": position + valid,
-        "fill": left,
-    }
-
-
 def _flops(sizes, case):
     b, n, s, e, c = (*(sizes[axis] for axis in "bnse"), case["chunk_size"])
     inside = n // c * c * c + (n % c) ** 2  # pairs
     return b * ((1 if case["causal"] else 2) * inside * (s + e) + 4 * n * s * e)
-
-
-def _state_bytes(sizes, case, itemsize):
-    b, s, e, c = sizes["b"], sizes["s"], sizes["e"], case["chunk_size"]
-    return b * (4 * s * e + itemsize * c * (2 * s + e) + 8)
 
 
 SPEC = KernelSpec(
@@ -322,6 +234,6 @@ SPEC = KernelSpec(
     ),
     timed={"chunk_size": 256, "causal": True},
     flops=_flops,
-    state_bytes=_state_bytes,
+    state_bytes=state_bytes,
     model_chunk=lambda case: case["chunk_size"],
 )

@@ -12,10 +12,12 @@ from kernels_xla.masks import documents, keep, pairs
 from kernels_xla.rotary import relative_bias
 from kernels_xla.softmax import attention_flops, cache_bytes, initial_state
 from kernels_xla.spec import KernelSpec, Stream, Tensor
-from kernels_xla.streaming import append
+from kernels_xla.streaming import append, bias_by_distance, runtime_zero
 
 Scale = Literal["normalized", "paper_appendix"]
 Divisor = Literal["position", "length"] | int
+
+TILE = 1024  # tokens; cutting costs some passes over the values, which smaller squares do not save
 
 
 def quadratic_attention(
@@ -61,25 +63,48 @@ def quadratic_attention(
     Precision:
       The bias is float32; the rest is in the dtype of the inputs.
     """
-    n = ops.shape(q)[1]
-    at, ids = ops.arange(n, dtype="int32"), documents(padding_mask, segment_ids)
-    seen = pairs(ids, ids, at, at, causal)
+    batch, n = ops.shape(q)[:2]
+    at, ids = ops.arange(n, dtype="int32") + offset, documents(padding_mask, segment_ids)
+    tokens = ops.broadcast_to(ops.cast(_tokens_seen(at - offset, ids, causal, divisor), "float32"), (batch, n))
+    bias = lambda queries, keys: None if a is None else relative_bias(a, b, queries, keys)  # noqa: E731
+    whole = _causal if causal else _all_pairs
+    return whole(q, k, v, bias, ids, at, tokens, scale)
+
+
+def _tokens_seen(at, ids, causal, divisor):
+    """N of each query, at least 1: an int, or numbers `[i]` or `[b, i]`."""
     if isinstance(divisor, int):
-        tokens = ops.full((1,), divisor, dtype="float32")
-    else:
-        counted = seen if divisor == "position" else pairs(ids, ids, at, at, causal=False)
-        tokens = ops.full((1,), n, dtype="float32") if counted is None else _count(counted)
-    bias = None if a is None else relative_bias(a, b, at + offset, at + offset)
-    return _attend(q, k, v, bias, seen, tokens, scale)
+        return divisor
+    causal = causal and divisor == "position"
+    if ids is None:
+        return at + 1 if causal else ops.shape(at)[0]
+    return ops.maximum(ops.sum(ops.cast(pairs(ids, ids, at, at, causal), "float32"), axis=-1), 1.0)
 
 
-def _count(seen):
-    """Visible keys of each query, at least 1: `[..., i, j]` -> `[..., i]`, float32."""
-    return ops.maximum(ops.sum(ops.cast(seen, "float32"), axis=-1), 1.0)
+def _all_pairs(q, k, v, bias, ids, at, tokens, scale, causal=False):
+    return _attend(q, k, v, bias(at, at), pairs(ids, ids, at, at, causal), tokens, scale)
+
+
+def _causal(q, k, v, bias, ids, at, tokens, scale):
+    """Leaves out most of the pairs above the diagonal: two halves, each by itself, and the second reads the first.
+
+    The halves become rows of the batch, and are halved in turn down to `TILE`, so that 1/2 + TILE / 2n of all pairs are
+    left. Neither bias nor mask depends on more than differences of positions, so both halves take those of the first.
+    """
+    n = q.shape[1]
+    if n is None or n % 2 or n < 2 * TILE:
+        return _all_pairs(q, k, v, bias, ids, at, tokens, scale, causal=True)
+    cut = lambda x: ops.reshape(x, (-1, n // 2, *x.shape[2:]))  # noqa: E731
+    first, second = (lambda x: x[:, : n // 2]), (lambda x: x[:, n // 2 :])
+    early, late = at[: n // 2], at[n // 2 :]
+    alone = _causal(cut(q), cut(k), cut(v), bias, None if ids is None else cut(ids), early, cut(tokens), scale)
+    seen = None if ids is None else pairs(second(ids), first(ids), late, early, causal=False)
+    read = _attend(second(q), first(k), first(v), bias(late, early), seen, second(tokens), scale)
+    return ops.reshape(alone, (-1, n, *alone.shape[2:])) + ops.pad(read, [[0, 0], [n // 2, 0], [0, 0], [0, 0]])
 
 
 def _attend(q, k, v, bias, seen, tokens, scale):
-    """Attention with `bias` `[i, j]` or `[b, i, j]` over the pairs `seen` (as bias); `tokens`, N, is `[i]` or `[b, i]`.
+    """Attention with `bias` `[i, j]` or `[b, i, j]` over the pairs `seen` (as bias); `tokens`, N, is `[b, i]`.
 
     Both scales are relu(c[i] q . k + d[i] bias)^2: the factors go onto q, which is narrower than the scores.
     """
@@ -133,17 +158,27 @@ def quadratic_attention_reference(
     return ops.einsum("bhij,bjhe->bihe", weights * ops.cast(seen[:, None], dtype), v)
 
 
-def extend(state, q, k, v, a=None, b=None, *, valid=None, causal=True, scale="normalized", divisor="position"):
-    """The next k tokens of each row against the cache, which must have room for them."""
-    start, new = state["position"], ops.shape(q)[1]
-    valid = ops.full_like(start, new) if valid is None else valid
+def prepare(state, a, b):
+    """What a loop over single tokens may make once, being made of weights alone: the bias by distance, or None."""
+    return None if a is None else bias_by_distance(a, b, state["k"].shape[1], runtime_zero(state["position"]))
+
+
+def extend(
+    state, q, k, v, a=None, b=None, *, valid=None, causal=True, scale="normalized", divisor="position", prepared=None
+):
+    """The next k tokens of each row against the cache, which must have room for them; `prepared` is of `prepare`."""
+    start, new = state["position"], q.shape[1]
     cache = {name: append(state[name], x, start, valid) for name, x in (("k", k), ("v", v))}
     at = start[:, None] + ops.arange(new, dtype="int32")  # [b, k]
-    slots = ops.arange(cache["k"].shape[1], dtype="int32")[None]  # [1, m]
+    slots = ops.arange(cache["k"].shape[1], dtype="int32")[None] + runtime_zero(start)  # [1, m]
     tokens = at + 1 if divisor == "position" else ops.full_like(at, divisor)
-    bias = None if a is None else relative_bias(a, b, at, slots)
+    if prepared is not None or (new == 1 and a is not None):
+        table = prepare(state, a, b) if prepared is None else prepared
+        bias = ops.take(table, ops.maximum(at[:, :, None] - slots[:, None], 0), axis=0)
+    else:
+        bias = None if a is None else relative_bias(a, b, at, slots)
     out = _attend(q, cache["k"], cache["v"], bias, pairs(None, None, at, slots, causal), tokens, scale)
-    return out, {**cache, "position": start + valid}
+    return out, {**cache, "position": start + (new if valid is None else valid)}
 
 
 SPEC = KernelSpec(

@@ -38,8 +38,11 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
       cos: `[..., s / 2]`, of the same rank or one that broadcasts.
       sin: As `cos`.
     """
-    first, second = ops.split(ops.cast(x, cos.dtype), 2, axis=-1)
-    return ops.cast(ops.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1), x.dtype)
+    pairs = ops.reshape(ops.cast(x, cos.dtype), (*ops.shape(x)[:-1], 2, x.shape[-1] // 2))
+    signs = ops.cast([[-1.0], [1.0]], cos.dtype)
+    # A flip fuses into one pass; halves that are cut and put together again are a pass over memory each.
+    turned = pairs * ops.expand_dims(cos, -2) + ops.flip(pairs, axis=-2) * (ops.expand_dims(sin, -2) * signs)
+    return ops.cast(ops.reshape(turned, (*ops.shape(turned)[:-2], x.shape[-1])), x.dtype)
 
 
 def rotary(x: Tensor, positions: Tensor, *, base: float = 10_000.0) -> Tensor:

@@ -19,6 +19,7 @@ def softmax_attention(
     causal: bool = False,
     padding_mask: Tensor | None = None,
     segment_ids: Tensor | None = None,
+    offset: int | Tensor = 0,
 ) -> Tensor:
     """Softmax attention: out[i] = sum over visible j of softmax_j(q[i] . k[j] / sqrt(s)) v[j], for each head.
 
@@ -29,6 +30,8 @@ def softmax_attention(
       causal: Whether position i sees only positions j <= i.
       padding_mask: `[b, n]`, True at real tokens.
       segment_ids: `[b, n]`, 0 at padding; a token sees its own document only.
+      offset: Added to the positions that the mask compares, which does not change it. A zero that is known only at run
+        time keeps the compiler from storing the mask in the program.
 
     Returns:
       `[b, n, h, e]`, in the dtype of `v`; 0 at padding.
@@ -37,21 +40,41 @@ def softmax_attention(
       O(n^2 h (s + e)) multiply-adds, O(n^2 h) memory.
 
     Precision:
-      Scores and softmax in float32.
+      Scores and softmax in float32; the weights, and the gradients of the scores, enter their products in the dtype
+      of the inputs.
     """
-    at, ids = ops.arange(ops.shape(q)[1]), documents(padding_mask, segment_ids)
+    at, ids = ops.arange(ops.shape(q)[1], dtype="int32") + offset, documents(padding_mask, segment_ids)
     return _attend(q, k, v, pairs(ids, ids, at, at, causal))
 
 
 def _attend(q, k, v, seen):
     """Attention over the pairs `seen`, `[i, j]` or `[b, i, j]`, or over all where it is None."""
     q = q * ops.cast(q.shape[-1] ** -0.5, q.dtype)
-    scores = accumulate.einsum("bihs,bjhs->bhij", q, k)
     if seen is not None:
         seen = seen if len(seen.shape) == 2 else ops.expand_dims(seen, 1)
-        scores = ops.where(seen, scores, -1e30)  # finite, so that a row that sees nothing has a gradient
-    weights = keep(ops.softmax(scores, axis=-1), seen)
-    return ops.einsum("bhij,bjhe->bihe", ops.cast(weights, v.dtype), v)
+    return ops.custom_gradient(lambda *inputs: _with_gradient(*inputs, seen))(q, k, v)
+
+
+def _with_gradient(q, k, v, seen):
+    """The output, and its gradients by hand, as FlashAttention takes them (Dao et al., arXiv:2205.14135, section 3.1).
+
+    Derived by the framework they would keep the weights in float32, and read them once more to sum each row.
+    """
+    scores = accumulate.einsum("bihs,bjhs->bhij", q, k)
+    scores = scores if seen is None else ops.where(seen, scores, ops.cast(-1e30, scores.dtype))
+    weights = ops.cast(keep(ops.softmax(scores, axis=-1), seen), v.dtype)
+    out = ops.einsum("bhij,bjhe->bihe", weights, v)
+
+    def gradient(*arguments, upstream=None):  # Keras passes it by name on JAX, TensorFlow by place
+        dout = arguments[0] if upstream is None else upstream
+        wide = lambda x: ops.cast(x, scores.dtype)  # noqa: E731
+        own = ops.transpose(ops.sum(wide(dout) * wide(out), axis=-1), (0, 2, 1))[..., None]  # [b, h, i, 1]
+        dweights = ops.einsum("bihe,bjhe->bhij", dout, v)
+        dscores = ops.cast(wide(weights) * (wide(dweights) - own), q.dtype)
+        dq, dk = ops.einsum("bhij,bjhs->bihs", dscores, k), ops.einsum("bhij,bihs->bjhs", dscores, q)
+        return dq, dk, ops.einsum("bhij,bihe->bjhe", weights, dout)
+
+    return out, gradient
 
 
 def softmax_attention_reference(q, k, v, *, causal=False, padding_mask=None, segment_ids=None):
@@ -78,12 +101,12 @@ def initial_state(sizes, case, dtype):
 
 def extend(state, q, k, v, *, valid=None, causal=True):
     """The next k tokens of each row against the cache, which must have room for them."""
-    start, new = state["position"], ops.shape(q)[1]
-    valid = ops.full_like(start, new) if valid is None else valid
+    start, new = state["position"], q.shape[1]
     cache = {name: append(state[name], x, start, valid) for name, x in (("k", k), ("v", v))}
     at = start[:, None] + ops.arange(new, dtype="int32")  # [b, k]
     seen = pairs(None, None, at, ops.arange(cache["k"].shape[1], dtype="int32")[None], causal)
-    return _attend(q, cache["k"], cache["v"], seen), {**cache, "position": start + valid}
+    out = _attend(q, cache["k"], cache["v"], seen)
+    return out, {**cache, "position": start + (new if valid is None else valid)}
 
 
 def cache_bytes(sizes, case, itemsize):

@@ -1,25 +1,48 @@
-"""Buffers that rows fill at different pace."""
+"""What streams share: buffers that rows fill at different pace, and the relative bias of one query a row."""
 
 from keras import ops
 
+from kernels_xla.rotary import relative_bias
 from kernels_xla.spec import Tensor
 
 
-def append(buffer: Tensor, new: Tensor, at: Tensor, valid: Tensor) -> Tensor:
+def append(buffer: Tensor, new: Tensor, at: Tensor, valid: Tensor | None) -> Tensor:
     """Writes the first `valid[b]` tokens of `new[b]` into `buffer[b]`, from slot `at[b]` on.
 
     Args:
       buffer: `[b, m, ...]`.
       new: `[b, k, ...]`.
       at: int32 `[b]`.
-      valid: int32 `[b]`, at most k.
+      valid: int32 `[b]`, at most k; None for k.
 
     Returns:
       `[b, m, ...]`. What would stand past slot m is dropped: the caller sees to it that there is room.
+
+    Cost:
+      One token a row is written in place where the compiler may; more take a pass over the buffer.
     """
-    source = ops.arange(buffer.shape[1], dtype="int32")[None] - at[:, None]  # [b, m]
+    slots = buffer.shape[1]
+    new = ops.cast(new, buffer.dtype)
+    if new.shape[1] == 1:
+        written = at < slots if valid is None else ops.logical_and(at < slots, valid > 0)
+        at = ops.minimum(at, slots - 1)
+        return put(buffer, ops.where(like(written, new[:, 0]), new[:, 0], rows(buffer, at[:, None])[:, 0]), at)
+    valid = ops.full_like(at, new.shape[1]) if valid is None else valid
+    source = ops.arange(slots, dtype="int32")[None] - at[:, None]  # [b, m]
     written = ops.logical_and(source >= 0, source < valid[:, None])
-    return ops.where(like(written, new), rows(new, source), ops.cast(buffer, new.dtype))
+    return ops.where(like(written, new), rows(new, source), buffer)
+
+
+def put(buffer: Tensor, new: Tensor, at: Tensor) -> Tensor:
+    """Writes `new[b]` into slot `at[b]` of `buffer[b]`: `[b, m, ...]`, `[b, ...]`, int32 `[b]`; 0 <= at < m.
+
+    XLA does both forms in place, where a choice between two buffers would be a pass over both. The scatter of one row
+    would take it two steps.
+    """
+    if buffer.shape[0] == 1:
+        zero = ops.zeros((), "int32")
+        return ops.slice_update(buffer, (zero, at[0], *[zero] * (len(buffer.shape) - 2)), new[:, None])
+    return ops.scatter_update(buffer, ops.stack([ops.arange(ops.shape(at)[0], dtype="int32"), at], axis=1), new)
 
 
 def rows(x: Tensor, index: Tensor) -> Tensor:
@@ -31,3 +54,20 @@ def rows(x: Tensor, index: Tensor) -> Tensor:
 def like(index: Tensor, x: Tensor) -> Tensor:
     """Appends axes of length 1 to `index` until it has the rank of `x`."""
     return ops.reshape(index, (*ops.shape(index), *[1] * (len(x.shape) - len(index.shape))))
+
+
+def runtime_zero(position: Tensor) -> Tensor:
+    """A zero that no compiler can know before the program runs, so that it stores no table made from it."""
+    return ops.minimum(position[0], 0)
+
+
+def bias_by_distance(a: Tensor, b: Tensor, n: int, zero: Tensor) -> Tensor:
+    """The relative bias of the distances 0 .. n-1: `[n]`, float32. It depends on weights alone.
+
+    Args:
+      a: `[r]`; see `relative_bias`.
+      b: `[r]`.
+      n: How many distances.
+      zero: Of `runtime_zero`.
+    """
+    return relative_bias(a, b, ops.arange(n, dtype="int32") + zero, ops.zeros((1,), "int32"))[:, 0]

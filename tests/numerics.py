@@ -85,3 +85,10 @@ def relative_error(got, want):
 
 def errors(got, want):
     return {name: relative_error(got[name], want[name]) for name in want}
+
+
+# What compilers say of a program, over what they say of one that does the same work.
+LOOP_FLOPS = 0.01  # of FLOPs: a loop's counter and bounds are a few beside its products
+LOOP_CYCLES = 3  # times: each pass copies what it carries, and what the gradient needs: as long as products of 1,024
+LINEAR = 1.15  # times, of the cost of a token at 1,024 times the length: sums over chunks of chunks add up to 12 %
+QUADRATIC = 0.05  # of 2, the exponent of n between lengths at which pairs are nearly all of the work

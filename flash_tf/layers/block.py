@@ -3,6 +3,7 @@
 import keras
 
 from flash_tf.layers.scale_norm import ScaleNorm
+from flash_tf.layers.streaming import normalized
 
 NORMS = {"scale_norm": ScaleNorm, "layer_norm": keras.layers.LayerNormalization}
 
@@ -66,6 +67,17 @@ class ResidualBlock(keras.layers.Layer):
         given = {"padding_mask": padding_mask, "segment_ids": segment_ids, "positions": positions}
         branch = lambda x: self.inner(self.norm(x), **given, training=training)  # noqa: E731
         return x + self.dropout(keras.remat(branch)(x) if self.remat and training else branch(x), training=training)
+
+    def initial_state(self, batch, capacity=None, dtype=None):
+        """State of `inner` before the first token; empty if it sees each token alone. See `flash_tf.layers.mixers`."""
+        return self.inner.initial_state(batch, capacity, dtype) if hasattr(self.inner, "initial_state") else {}
+
+    def extend(self, x, state, positions=None, valid=None, prepared=None):
+        """The next tokens of each row, `[b, k, d]` -> `([b, k, d], state)`; see `flash_tf.layers.mixers`."""
+        if not hasattr(self.inner, "extend"):
+            return x + self.inner(normalized(self.norm, x)), state
+        y, state = self.inner.extend(normalized(self.norm, x), state, positions, valid, prepared)
+        return x + y, state
 
     def get_config(self):
         own = {"norm": self.kind, "dropout": self.rate, "remat": self.remat}

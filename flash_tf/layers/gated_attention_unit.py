@@ -7,6 +7,7 @@ from flash_tf.layers.common import options, projection
 from flash_tf.layers.offset_scale import OffsetScale
 from flash_tf.layers.positions import runtime_zero, token_positions
 from flash_tf.layers.relative_bias import RelativeBias
+from flash_tf.layers.streaming import check_streams, next_positions
 from kernels_xla.rotary import rotate, turns
 
 
@@ -92,3 +93,26 @@ class GatedAttentionUnit(keras.layers.Layer):
 
     def get_config(self):
         return {**super().get_config(), **options(self)}
+
+    def extend(self, x, state, positions=None, valid=None, prepared=None):
+        """The next tokens of each row; see `flash_tf.layers.mixers`."""
+        check_streams(self, self.obstacle)
+        e, v_width = self.expansion * self.width, self.value_width
+        *gate, v, z = ops.split(ops.silu(self.in_projection(x)), [e, 2 * e] if self.gated else [v_width], axis=-1)
+        positions = next_positions(state["position"], x.shape[1]) if positions is None else positions
+        heads = self.next_heads(z, positions, prepared)
+        attended, state = self.attend_next(heads, v, state, valid, prepared)
+        return self.out_projection(gate[0] * attended if gate else attended), state
+
+    def next_heads(self, z, positions, prepared):
+        """The shared representation `[b, k, s]` of the next tokens -> heads by name."""
+        return self.turn(self.offset_scale(z), positions)
+
+    def stream_bias(self):
+        """The weights of the bias as `call` sees them, in the compute dtype."""
+        named = {} if self.bias is None else {"a": self.bias.a, "b": self.bias.b}
+        return {name: ops.cast(weight, self.compute_dtype) for name, weight in named.items()}
+
+    def attend_next(self, heads, v, state, valid, prepared):
+        """Heads by name and values `[b, k, e]` of the next tokens -> `[b, k, e]`, and the state."""
+        raise NotImplementedError

@@ -1,7 +1,9 @@
 """Next-token language model over any causal mixer."""
 
 import keras
+from keras import ops
 
+from flash_tf.layers.streaming import next_positions, normalized
 from flash_tf.models import MODELS
 from flash_tf.models.language_model import LanguageModel, unpack
 
@@ -35,7 +37,80 @@ class CausalLM(LanguageModel):
         masks = {"padding_mask": padding_mask, "segment_ids": segment_ids, "positions": positions}
         return self.head(self.encode(**unpack(token_ids, masks), training=training))
 
+    def initial_state(self, batch: int, capacity: int | None = None) -> dict:
+        """State of `batch` rows before their first token.
+
+        Args:
+          batch: Rows.
+          capacity: The most tokens of a row; None where the mixer's state does not grow with the text, as FLASH's.
+
+        Returns:
+          A flat dictionary of tensors, each with the rows as its first axis: `block_0/<name>` and so on for what the
+          mixer of each block keeps, and `position [b]`, int32, the tokens so far, once for all blocks.
+
+        Raises:
+          ValueError: The mixer cannot stream, or `capacity` is given or missing where it must not be, or is above the
+            `max_length` of learned positions.
+        """
+        if self.max_length is not None and capacity is not None and capacity > self.max_length:
+            raise ValueError(f"{self.name} has learned positions for max_length={self.max_length}, got {capacity}")
+        states = [mixer.initial_state(batch, capacity) for mixer in self.mixers]
+        return self._join(states, ops.zeros((batch,), "int32"))
+
+    def prepare(self, state: dict) -> list[dict]:
+        """What single steps from `state` need and depends on weights alone, for a loop to make once."""
+        return [mixer.prepare(own) for mixer, own in zip(self.mixers, self._split(state), strict=True)]
+
+    def close(self, state: dict) -> dict:
+        """What a step of one token with `prepared` leaves to do, before the next: for all blocks together."""
+        return self._join(self.mixers[0].close(self._split(state)), state["position"])
+
+    def extend(self, token_ids, state: dict, valid=None, prepared=None, last: bool = False):
+        """Reads the next k >= 1 tokens of each row: a prompt in one call, then one token after the other.
+
+        Args:
+          token_ids: Integers `[b, k]`. Of learned positions there must be as many as a row gets tokens in all.
+          state: Of `initial_state` or `extend`.
+          valid: Int32 `[b]`, the real tokens at the front of each row of `token_ids`; the others leave no trace in the
+            state. None for all.
+          prepared: Of `prepare`, for a loop with k = 1, which calls `close` on the state before the next token.
+          last: Whether only the logits after the last real token of each row are wanted.
+
+        Returns:
+          Logits `[b, k, V]`, or `[b, 1, V]` if `last`, in the compute dtype; and the state, with the same keys.
+        """
+        tokens, states = token_ids.shape[1], self._split(state)
+        if tokens == 1 and prepared is None:
+            logits, state = self.extend(token_ids, state, valid, self.prepare(state))
+            return logits, self.close(state)
+        prepared = [None] * self.depth if prepared is None else prepared
+        positions = next_positions(state["position"], tokens)
+        x, stride = self.embed(token_ids, positions), len(self.blocks) // self.depth
+        for i in range(self.depth):
+            mixer, *others = self.blocks[stride * i : stride * (i + 1)]
+            x, states[i] = mixer.extend(x, states[i], positions, valid, prepared[i])
+            for block in others:
+                x, _ = block.extend(x, {})
+        position = states[0]["position"]
+        if last and tokens > 1:
+            at = (ops.full_like(position, tokens) if valid is None else ops.maximum(valid, 1)) - 1
+            x = ops.take_along_axis(x, at[:, None, None], axis=1)
+        return self.head(normalized(self.final_norm, x)), self._join(states, position)
+
+    def _join(self, states, position):
+        named = {f"block_{i}/{k}": x for i, own in enumerate(states) for k, x in own.items() if k != "position"}
+        return {**named, "position": position}
+
+    def _split(self, state):
+        """Each block's own, in their order."""
+        states = [{"position": state["position"]} for _ in range(self.depth)]
+        for key, x in state.items():
+            if key != "position":
+                block, name = key.removeprefix("block_").split("/", 1)
+                states[int(block)][name] = x
+        return states
+
     def decode_state_bytes(self, n: int, itemsize: int = 2) -> int | None:
-        """Bytes to decode one sequence of up to n tokens, or None where the mixer cannot."""
+        """Bytes of the state of one row of up to n tokens, or None where the mixer cannot stream."""
         layers = [mixer.state_bytes(n, itemsize) for mixer in self.mixers]
-        return None if None in layers else sum(layers)
+        return None if None in layers else sum(layers) - 4 * (self.depth - 1)  # one position serves all blocks

@@ -112,17 +112,20 @@ class LanguageModel(keras.Model):
         self.output_bias = self.add_weight(name="output_bias", shape=(self.vocabulary_size,), initializer="zeros")
         self.built = True
 
-    def encode(self, token_ids, padding_mask=None, segment_ids=None, positions=None, training=None):
-        """Token ids `[b, n]` -> normalised activations `[b, n, d]` of the last layer."""
+    def embed(self, token_ids, positions):
+        """Token ids and their positions `[b, n]` -> `[b, n, d]`, what the first block sees."""
         n = token_ids.shape[1]
         if self.position_embedding == "learned" and n is not None and n > self.max_length:
             raise ValueError(f"{self.name} has learned positions for max_length={self.max_length} tokens, got {n}")
+        x = self.embedding(token_ids)
+        return x if self.position_embedding is None else x + self.positions(positions)
+
+    def encode(self, token_ids, padding_mask=None, segment_ids=None, positions=None, training=None):
+        """Token ids `[b, n]` -> normalised activations `[b, n, d]` of the last layer."""
         masks = {"padding_mask": padding_mask, "segment_ids": segment_ids}
         if positions is None:
             positions = token_positions(token_ids, segment_ids) + runtime_zero(token_ids)
-        x = self.embedding(token_ids)
-        if self.position_embedding is not None:
-            x = x + self.positions(positions)
+        x = self.embed(token_ids, positions)
         for block in self.blocks:
             x = block(x, **masks, positions=positions, training=training)
         return self.final_norm(x)

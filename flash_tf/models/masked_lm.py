@@ -38,11 +38,14 @@ class MaskedLM(LanguageModel):
     ):
         masks = {"padding_mask": padding_mask, "segment_ids": segment_ids, "positions": positions}
         given = unpack(token_ids, {"masked_positions": masked_positions, **masks})
-        at = given.pop("masked_positions")
-        x = self.encode(**given, training=training)
-        if at is not None:
-            x = ops.take_along_axis(x, ops.expand_dims(ops.cast(at, "int32"), -1), axis=1)
-        return self.head(x)
+        return self.head(self.encode(**given, training=training))
+
+    def encode(self, token_ids, masked_positions=None, **options):
+        """Token ids `[b, n]` -> normalised activations of the last layer at the masked positions, `[b, k, d]`."""
+        x = super().encode(token_ids, **options)
+        if masked_positions is None:
+            return x
+        return ops.take_along_axis(x, ops.expand_dims(ops.cast(masked_positions, "int32"), -1), axis=1)
 
     def decode_state_bytes(self, n: int, itemsize: int = 2) -> None:
         """None: a masked model does not decode."""

@@ -8,6 +8,7 @@ import tensorflow as tf
 from flash_tf.config import Config
 from flash_tf.data.masking import mask_tokens
 from flash_tf.data.tokenizer import Tokenizer
+from kernels_xla.cross_entropy import cross_entropy
 
 
 class Prediction(NamedTuple):
@@ -24,7 +25,54 @@ class Prediction(NamedTuple):
     weights: tf.Tensor
 
 
-class CausalObjective:
+class Question(NamedTuple):
+    """What a batch asks of a model.
+
+    Attributes:
+      tokens: int32 `[b, n]`.
+      options: The model's other call arguments.
+      labels: int32 `[b, k]`, the right tokens.
+      weights: float32 `[b, k]`, 1 where a position counts, else 0.
+    """
+
+    tokens: tf.Tensor
+    options: dict[str, tf.Tensor]
+    labels: tf.Tensor
+    weights: tf.Tensor
+
+
+class Objective:
+    """Turns windows into questions, and a model's answers into likelihoods. A subclass has `ask` and `overlap`.
+
+    Attributes:
+      overlap: Tokens of a window beyond the sequence length.
+    """
+
+    overlap: int
+
+    def ask(self, batch: dict[str, tf.Tensor], training: bool) -> Question:
+        """The question of a batch."""
+        raise NotImplementedError
+
+    def __call__(self, model: keras.Model, batch: dict[str, tf.Tensor], training: bool = False) -> Prediction:
+        """Each position's likelihood."""
+        tokens, options, labels, weights = self.ask(batch, training)
+        logits = tf.cast(model(tokens, **options, training=training), tf.float32)
+        return Prediction(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits), labels, weights)
+
+    def loss(self, model: keras.Model, batch: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+        """The summed negative log-likelihood, to train on, and the number of predicted tokens; float32.
+
+        The same numbers as of the call, in blocks of tokens: all logits at once would not fit beside the activations.
+        """
+        tokens, options, labels, weights = self.ask(batch, training=True)
+        x = model.encode(tokens, **options, training=True)
+        x, labels, weights = (tf.reshape(t, [-1, *t.shape[2:]]) for t in (x, labels, weights))
+        loss = cross_entropy(x, model.embedding.embeddings, model.output_bias, labels, weights)
+        return loss, tf.reduce_sum(weights)
+
+
+class CausalObjective(Objective):
     """Predict each token from those before it: windows of n + 1 tokens, n predictions."""
 
     overlap = 1
@@ -32,17 +80,16 @@ class CausalObjective:
     def __init__(self, config: Config, tokenizer: Tokenizer):
         self._pad = tokenizer.pad_id
 
-    def __call__(self, model: keras.Model, batch: dict[str, tf.Tensor], training: bool) -> Prediction:
+    def ask(self, batch, training):
         tokens, labels = batch["tokens"][:, :-1], batch["tokens"][:, 1:]
         counts, segments = labels != self._pad, None
         if "segment_ids" in batch:
             segments, following = batch["segment_ids"][:, :-1], batch["segment_ids"][:, 1:]
             counts = (following == segments) & (following > 0)
-        logits = model(tokens, segment_ids=segments, training=training)
-        return Prediction(_nll(logits, labels), labels, tf.cast(counts, tf.float32))
+        return Question(tokens, {"segment_ids": segments}, labels, tf.cast(counts, tf.float32))
 
 
-class MaskedObjective:
+class MaskedObjective(Objective):
     """Predict masked tokens from all others. Masks follow from the seed, the epoch and the window alone."""
 
     overlap = 0
@@ -59,7 +106,7 @@ class MaskedObjective:
         }
         self._starts_word = tokenizer.starts_word if config.masking.whole_words else None
 
-    def __call__(self, model: keras.Model, batch: dict[str, tf.Tensor], training: bool) -> Prediction:
+    def ask(self, batch, training):
         segments = batch.get("segment_ids")
         starts = None if self._starts_word is None else tf.constant(self._starts_word)
         masked = mask_tokens(
@@ -67,18 +114,8 @@ class MaskedObjective:
         )
         # Concatenated training windows are full; only the last one of an evaluation has padding.
         padding = None if training or segments is not None else batch["tokens"] != self._pad
-        logits = model(
-            masked.inputs,
-            masked_positions=masked.positions,
-            padding_mask=padding,
-            segment_ids=segments,
-            training=training,
-        )
-        return Prediction(_nll(logits, masked.labels), masked.labels, masked.weights)
+        options = {"masked_positions": masked.positions, "padding_mask": padding, "segment_ids": segments}
+        return Question(masked.inputs, options, masked.labels, masked.weights)
 
 
 OBJECTIVES = {"causal_lm": CausalObjective, "masked_lm": MaskedObjective}  # of each model type
-
-
-def _nll(logits, labels):
-    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, tf.cast(logits, tf.float32))

@@ -1,33 +1,14 @@
 """AdamW and its learning rate, as plain functions of tensors, and the slots that they update."""
 
-import math
-
 import tensorflow as tf
 
 from flash_tf.config import OptimizerConfig
+from flash_tf.training import schedule
 
 
 def learning_rate(config: OptimizerConfig, steps: int, step: tf.Tensor) -> tf.Tensor:
-    """The learning rate of a step, float32.
-
-    Rises linearly over `warmup_steps` updates; then falls linearly or by a cosine to the final rate at `steps`, or by
-    the inverse square root. A run shorter than its warm-up ends while it rises.
-
-    Args:
-      config: The optimizer's.
-      steps: Steps of the whole run.
-      step: Steps done before this one.
-    """
-    done, warmup = tf.cast(step, tf.float32), float(config.warmup_steps)
-    peak, final = config.learning_rate, config.final_learning_rate
-    rising = peak * (done + 1) / max(warmup, 1.0)
-    if config.schedule == "inverse_sqrt":
-        falling = peak * tf.sqrt(max(warmup, 1.0) / (done + 1))
-    else:
-        share = tf.clip_by_value((done - warmup) / max(steps - warmup, 1.0), 0.0, 1.0)
-        left = 1 - share if config.schedule == "linear" else 0.5 * (1 + tf.cos(math.pi * share))
-        falling = final + (peak - final) * left
-    return tf.where(done < warmup, rising, falling)
+    """The learning rate of a step, float32; see `schedule.learning_rate`. `step` counts the steps done before it."""
+    return schedule.learning_rate(config, steps, tf.cast(step, tf.float32), tf)
 
 
 def adamw(weight, gradient, m, v, *, step, rate, betas, epsilon, decay):
@@ -77,10 +58,16 @@ class AdamW:
         """Learning rate of a step."""
         return learning_rate(self.config, self.steps, step)
 
-    def apply(self, gradients: list[tf.Tensor], step: tf.Tensor) -> None:
-        """Updates every variable. Call it in replica context, with gradients that are the same on every replica."""
+    def apply(self, gradients: list[tf.Tensor], step: tf.Tensor, rate: tf.Tensor | None = None) -> None:
+        """Updates every variable. Call it in replica context, with gradients that are the same on every replica.
+
+        Args:
+          gradients: One for each variable.
+          step: Steps done before this one.
+          rate: Learning rate; the schedule's where it is not given.
+        """
         context = tf.distribute.get_replica_context()
-        context.merge_call(self._apply, args=(gradients, step, self.rate(step)))
+        context.merge_call(self._apply, args=(gradients, step, self.rate(step) if rate is None else rate))
 
     def _apply(self, strategy, gradients, step, rate):
         config = self.config

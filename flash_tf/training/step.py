@@ -22,27 +22,33 @@ class TrainStep:
       optimizer: Updates the model's variables.
       config: The experiment.
       jit_compile: Whether XLA compiles `gradients`, on each replica; what surrounds a step may compile it whole.
+
+    Attributes:
+      seeds: The state of each dropout layer, which a step sets before anything draws from it.
     """
 
     def __init__(self, model: keras.Model, objective, optimizer: AdamW, config: Config, jit_compile: bool = False):
         self.model, self.objective, self.optimizer, self._config = model, objective, optimizer, config
         self._variables = list(optimizer.variables.values())
-        self._seeds = [layer.seed_generator.state for layer in dropouts(model)]
+        self.seeds = [layer.seed_generator.state for layer in dropouts(model)]
         self._gradients = tf.function(self.gradients, jit_compile=True) if jit_compile else self.gradients
 
     @tf.autograph.experimental.do_not_convert
-    def __call__(self, batch: dict[str, tf.Tensor], step: tf.Tensor) -> tf.Tensor:
+    def __call__(self, batch: dict[str, tf.Tensor], step: tf.Tensor, rate: tf.Tensor | None = None) -> tf.Tensor:
         """Trains on this replica's share of the batch; call it in replica context.
 
         Args:
           batch: Its rows.
           step: Steps done before, int64.
+          rate: Learning rate, float32; the schedule's where it is not given.
 
         Returns:
           The record of the step, float32 `[COLUMNS]`, the same on every replica.
         """
         context = tf.distribute.get_replica_context()
         self._seed_dropout(step, context)
+        share = self._config.batch_size // context.num_replicas_in_sync  # which several workers' input leaves open
+        batch = {name: tf.ensure_shape(x, [x.shape[0] or share, *x.shape[1:]]) for name, x in batch.items()}
         gradients, loss, tokens = self._accumulated(batch)
         all_loss, all_tokens = context.all_reduce(tf.distribute.ReduceOp.SUM, [loss, tokens])
         gradients = self._mean(gradients, tokens, all_tokens)
@@ -51,8 +57,9 @@ class TrainStep:
         clip = self._config.optimizer.clip
         if clip is not None and clip.scope == "global":
             gradients, _ = tf.clip_by_global_norm(gradients, clip.norm, use_norm=norm)
-        self.optimizer.apply(gradients, step)
-        return tf.stack([all_loss / tf.maximum(all_tokens, 1), norm, self.optimizer.rate(step), all_tokens])
+        rate = self.optimizer.rate(step) if rate is None else rate
+        self.optimizer.apply(gradients, step, rate)
+        return tf.stack([all_loss / tf.maximum(all_tokens, 1), norm, rate, all_tokens])
 
     def _mean(self, gradients, tokens, all_tokens):
         """This replica's part of the mean gradient; under clip scope `replica`, its own mean is clipped first."""
@@ -78,16 +85,15 @@ class TrainStep:
     def gradients(self, batch: dict[str, tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
         """Gradients of the summed loss, the summed loss, and the number of predicted tokens, float32."""
         with tf.GradientTape() as tape:
-            prediction = self.objective(self.model, batch, training=True)
-            loss = tf.reduce_sum(prediction.nll * prediction.weights)
+            loss, tokens = self.objective.loss(self.model, batch)
         gradients = [tf.convert_to_tensor(g) for g in tape.gradient(loss, self._variables)]
-        return gradients, loss, tf.reduce_sum(prediction.weights)
+        return gradients, loss, tokens
 
     def _seed_dropout(self, step, context):
         """Makes dropout a function of seed, step and replica alone: nothing random needs a place in a checkpoint."""
         train, replica = self._config.train, tf.cast(context.replica_id_in_sync_group, tf.int64)
         draws = (tf.cast(step, tf.int64) * context.num_replicas_in_sync + replica) * train.accumulate
-        for i, state in enumerate(self._seeds):
+        for i, state in enumerate(self.seeds):
             first = (train.seed * 1_000_003 + i) % 2**31
             seed = tf.stack([tf.constant(first, tf.int64), draws % 2**31])
             state.value.assign(tf.cast(seed, state.value.dtype))

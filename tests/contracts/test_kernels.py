@@ -9,6 +9,7 @@ import pytest
 from keras import ops
 
 import kernels_xla
+from kernels_xla.chunking import GROUP
 from tests import numerics
 from tests.backends import call, compiled, differentiate, extend, start, tensors, to_numpy, value_and_gradients
 from tests.numerics import FLOAT32, SIZES, at, errors, inputs, masks, real_tokens, relative_error, rows, tokens
@@ -96,9 +97,10 @@ def test_fast_equals_the_oracle_at_any_length(spec, case):
 
 @each_chunked
 @pytest.mark.parametrize("layout", ["whole", "packed"])
-def test_fast_equals_the_reference_over_more_than_64_chunks(spec, case, layout):
-    arrays, masked, case = inputs(spec, b=1, n=131), masks(layout, b=1, n=131), {**case, "chunk_size": 2}
-    got = differentiate(spec.fast, case, arrays, masked)  # sums over chunks go in groups of 64
+def test_fast_equals_the_reference_over_more_than_one_group_of_chunks(spec, case, layout):
+    n = 2 * GROUP + 9  # sums over chunks go in groups
+    arrays, masked, case = inputs(spec, b=1, n=n), masks(layout, b=1, n=n), {**case, "chunk_size": 2}
+    got = differentiate(spec.fast, case, arrays, masked)
     found = errors(got, differentiate(spec.reference, case, arrays, masked, "float64"))
     assert max(found.values()) < FLOAT32, found
 

@@ -1,10 +1,14 @@
 """FLASH: a gated attention unit whose attention is mixed chunk attention."""
 
 import keras
+from keras import ops
 
 from flash_tf.layers.gated_attention_unit import GatedAttentionUnit
 from flash_tf.layers.mixers import MIXERS
+from flash_tf.layers.streaming import check_capacity, check_streams
+from kernels_xla import mixed_chunk_stream
 from kernels_xla.mixed_chunk import SPEC, mixed_chunk_attention
+from kernels_xla.rotary import rotate, turns
 
 
 @MIXERS.register("mixed_chunk")
@@ -43,6 +47,7 @@ class MixedChunkAttention(GatedAttentionUnit):
     """
 
     HEADS = ("quad_q", "quad_k", "lin_q", "lin_k")
+    grows = False
 
     def __init__(
         self,
@@ -71,19 +76,55 @@ class MixedChunkAttention(GatedAttentionUnit):
     def _case(self):
         return {"chunk_size": self.chunk_size, "causal": self.causal, "scale": self.scale}
 
+    def _sizes(self, b, n=None):
+        return {"b": b, "n": n, "s": self.key_dim, "e": self.value_width}
+
     def attend(self, heads, v, a=None, b=None, padding_mask=None, segment_ids=None, offset=0):
         ordered = (heads[name] for name in self.HEADS)
         masks = {"padding_mask": padding_mask, "segment_ids": segment_ids, "offset": offset}
         return mixed_chunk_attention(*ordered, v, a, b, **self._case, **masks)
 
     def flops(self, n: int) -> int:
-        sizes = {"b": 1, "n": n, "s": self.key_dim, "e": self.value_width}
-        return self.projection_flops(n) + SPEC.flops(sizes, self._case)
+        return self.projection_flops(n) + SPEC.flops(self._sizes(1, n), self._case)
 
     def state_bytes(self, n: int, itemsize: int = 2) -> int | None:
-        sizes = {"b": 1, "n": n, "s": self.key_dim, "e": self.value_width}
-        return SPEC.state_bytes(sizes, self._case, itemsize) if self.causal else None
+        return None if self.obstacle else SPEC.state_bytes(self._sizes(1, n), self._case, itemsize)
 
     def activations(self, n: int) -> int:
         per_chunk = 4 * self.key_dim * self.value_width / self.chunk_size  # float32 sums, kept per chunk
         return super().activations() + round(2 * min(n, self.chunk_size) + per_chunk)
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why it cannot stream, or None."""
+        return None if self.causal else "it reads later tokens, being not causal"
+
+    def initial_state(self, batch, capacity=None, dtype=None):
+        """Constant in the text's length, so that `capacity` must be None; see `kernels_xla.mixed_chunk_stream`."""
+        check_streams(self, self.obstacle)
+        check_capacity(self, capacity)
+        return SPEC.stream.initial_state(self._sizes(batch), self._case, dtype or self.compute_dtype)
+
+    def next_heads(self, z, positions, prepared):
+        if prepared is None:
+            return super().next_heads(z, positions, prepared)
+        cos, sin = (ops.expand_dims(x, 2) for x in turns(positions, self.key_dim))
+        return rotate(z[:, :, None] * prepared["scales"] + prepared["offsets"], cos, sin)  # [b, 1, 4, s], all at once
+
+    def attend_next(self, heads, v, state, valid, prepared):
+        if prepared is None:
+            ordered = (heads[name] for name in self.HEADS)
+            return SPEC.stream.extend(state, *ordered, v, **self.stream_bias(), valid=valid, **self._case)
+        case = {"chunk_size": self.chunk_size, "scale": self.scale}
+        out, state = mixed_chunk_stream.step(state, heads[:, 0], v[:, 0], prepared["bias"], valid=valid, **case)
+        return out[:, None], state
+
+    def prepare(self, state):
+        weights = {"scales": self.offset_scale.scales, "offsets": self.offset_scale.offsets}
+        made = {k: ops.stack([ops.cast(w, self.compute_dtype) for w in of_heads]) for k, of_heads in weights.items()}
+        bias = self.stream_bias() or {"a": None, "b": None}
+        case = {"chunk_size": self.chunk_size, "scale": self.scale}
+        return {**made, "bias": mixed_chunk_stream.prepare(state, **bias, **case)}
+
+    def close(self, states):
+        return mixed_chunk_stream.close(states, self.chunk_size)

@@ -5,7 +5,9 @@ from keras import ops
 
 from flash_tf.layers.common import options, projection
 from flash_tf.layers.mixers import MIXERS
-from flash_tf.layers.positions import token_positions
+from flash_tf.layers.positions import runtime_zero, token_positions
+from flash_tf.layers.streaming import check_capacity, check_streams, next_positions
+from kernels_xla import quadratic, softmax
 from kernels_xla.quadratic import quadratic_attention
 from kernels_xla.rotary import rotary
 from kernels_xla.softmax import SPEC, softmax_attention
@@ -44,6 +46,7 @@ class MultiHeadSelfAttention(keras.layers.Layer):
     """
 
     align = 1
+    grows = True
 
     def __init__(
         self,
@@ -74,27 +77,34 @@ class MultiHeadSelfAttention(keras.layers.Layer):
         self.built = True
 
     def call(self, x, padding_mask=None, segment_ids=None, positions=None, training=None):
-        shape = ops.shape(x)
-        q, k, v, *gate = ops.split(self.in_projection(x), 4 if self.gated else 3, axis=-1)
-        q, k, v = (ops.reshape(t, (*shape[:2], self.heads, self.width // self.heads)) for t in (q, k, v))
-        if self.rotary:
-            positions = token_positions(x, segment_ids) if positions is None else positions
-            q, k = rotary(q, positions), rotary(k, positions)
+        positions = token_positions(x, segment_ids) if positions is None else positions
         attend = softmax_attention if self.kernel == "softmax" else quadratic_attention
-        out = attend(q, k, v, causal=self.causal, padding_mask=padding_mask, segment_ids=segment_ids)
-        out = ops.reshape(out, shape)
+        q, k, v, *gate = self._project(x, positions)
+        masks = {"padding_mask": padding_mask, "segment_ids": segment_ids, "offset": runtime_zero(positions)}
+        out = attend(q, k, v, causal=self.causal, **masks)
+        return self._leave(out, gate)
+
+    def _project(self, x, positions):
+        """`[b, n, d]` -> q, k, v `[b, n, h, s]`, and the gate `[b, n, d]` if there is one."""
+        q, k, v, *gate = ops.split(self.in_projection(x), 4 if self.gated else 3, axis=-1)
+        q, k, v = (ops.reshape(t, (*ops.shape(x)[:2], self.heads, self.width // self.heads)) for t in (q, k, v))
+        return (*((rotary(t, positions) for t in (q, k)) if self.rotary else (q, k)), v, *gate)
+
+    def _leave(self, out, gate):
+        """`[b, n, h, s]` -> `[b, n, d]`."""
+        out = ops.reshape(out, (*ops.shape(out)[:2], self.width))
         return self.out_projection(ops.silu(gate[0]) * out if gate else out)
 
-    def _sizes(self, n):
+    def _sizes(self, n, b=1):
         s = self.width // self.heads
-        return {"b": 1, "n": n, "h": self.heads, "s": s, "e": s}
+        return {"b": b, "n": n, "h": self.heads, "s": s, "e": s}
 
     def flops(self, n: int) -> int:
         projections = 2 * n * self.width**2 * (5 if self.gated else 4)
         return projections + SPEC.flops(self._sizes(n), {"causal": self.causal})
 
     def state_bytes(self, n: int, itemsize: int = 2) -> int | None:
-        return SPEC.state_bytes(self._sizes(n), {}, itemsize) if self.causal else None
+        return None if self.obstacle else SPEC.state_bytes(self._sizes(n), {}, itemsize)
 
     def activations(self, n: int) -> int:
         return (9 + 2 * self.gated) * self.width + 3 * n * self.heads  # float32 scores count twice
@@ -104,3 +114,29 @@ class MultiHeadSelfAttention(keras.layers.Layer):
 
     def get_config(self):
         return {**super().get_config(), **options(self)}
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why it cannot stream, or None."""
+        return None if self.causal else "it reads later tokens, being not causal"
+
+    def initial_state(self, batch, capacity=None, dtype=None):
+        """A cache of `capacity` keys and values a row; a row's tokens past its capacity are not kept."""
+        check_streams(self, self.obstacle)
+        check_capacity(self, capacity)
+        return SPEC.stream.initial_state(self._sizes(capacity, batch), {}, dtype or self.compute_dtype)
+
+    def extend(self, x, state, positions=None, valid=None, prepared=None):
+        """The next tokens of each row; see `flash_tf.layers.mixers`."""
+        check_streams(self, self.obstacle)
+        positions = next_positions(state["position"], x.shape[1]) if positions is None else positions
+        attend = softmax.extend if self.kernel == "softmax" else quadratic.extend
+        q, k, v, *gate = self._project(x, positions)
+        out, state = attend(state, q, k, v, valid=valid)
+        return self._leave(out, gate), state
+
+    def prepare(self, state):
+        return {}  # it has no bias
+
+    def close(self, states):
+        return states  # nothing is put off

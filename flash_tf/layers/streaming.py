@@ -1,0 +1,46 @@
+"""What mixers share to be fed a few tokens at a time."""
+
+import keras
+from keras import ops
+
+from kernels_xla.accumulate import sum_dtype
+
+
+def check_streams(mixer, obstacle: str | None) -> None:
+    """Raises a ValueError unless `mixer` is built and has no obstacle, which says why it cannot stream."""
+    if obstacle is not None:
+        raise ValueError(f"{type(mixer).__name__} cannot stream: {obstacle}")
+    if not mixer.built:
+        raise ValueError(f"{type(mixer).__name__} must be built before it streams: its width is not known")
+
+
+def check_capacity(mixer, capacity: int | None) -> None:
+    """Raises a ValueError unless `capacity` is given exactly where the state of `mixer` grows with the text."""
+    name = type(mixer).__name__
+    if mixer.grows and (capacity is None or capacity < 1):
+        raise ValueError(f"{name} keeps every token: it needs capacity, the most tokens of a row, got {capacity}")
+    if not mixer.grows and capacity is not None:
+        raise ValueError(f"{name} keeps no more for a longer text: it needs capacity None, got {capacity}")
+
+
+def next_positions(position, tokens: int):
+    """Positions of the next tokens, int32 `[b, k]`, of rows that have had `position` `[b]`."""
+    return position[:, None] + ops.arange(tokens, dtype="int32")
+
+
+def normalized(norm: keras.layers.Layer, x):
+    """`norm(x)` of `[b, k, d]`; a layer norm in the form that XLA compiles into fewest kernels.
+
+    It joins the two passes of the usual form, and not those of Keras, into one kernel; but those of a single vector it
+    does not join, for which the mean square is taken in the pass of the mean.
+    """
+    if not isinstance(norm, keras.layers.LayerNormalization):
+        return norm(x)
+    wide = ops.cast(x, sum_dtype(x))
+    mean = ops.mean(wide, axis=-1, keepdims=True)
+    if tuple(x.shape[:2]) == (1, 1):
+        variance = ops.mean(ops.square(wide), axis=-1, keepdims=True) - ops.square(mean)
+    else:
+        variance = ops.mean(ops.square(wide - mean), axis=-1, keepdims=True)
+    gamma, beta = (ops.cast(weight, wide.dtype) for weight in (norm.gamma, norm.beta))
+    return ops.cast((wide - mean) * ops.rsqrt(variance + norm.epsilon) * gamma + beta, norm.compute_dtype)

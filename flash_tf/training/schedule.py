@@ -1,0 +1,30 @@
+"""The learning rate of a step, written once for NumPy and for TensorFlow. Imports neither."""
+
+import math
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # it brings YAML, which a machine that only runs exported steps may lack
+    from flash_tf.config import OptimizerConfig
+
+
+def learning_rate(config: "OptimizerConfig", steps: int, done: Any, xp: Any) -> Any:
+    """The learning rate of a step, float32.
+
+    Rises linearly over `warmup_steps` updates; then falls linearly or by a cosine to the final rate at `steps`, or by
+    the inverse square root. A run shorter than its warm-up ends while it rises.
+
+    Args:
+      config: The optimizer's, or anything with its schedule's attributes.
+      steps: Steps of the whole run.
+      done: Steps done before this one, a float32 scalar of `xp`.
+      xp: `numpy` or `tensorflow`: the functions used here have the same names in both.
+    """
+    warmup, peak, final = float(config.warmup_steps), config.learning_rate, config.final_learning_rate
+    rising = peak * (done + 1) / max(warmup, 1.0)
+    if config.schedule == "inverse_sqrt":
+        falling = peak * xp.sqrt(max(warmup, 1.0) / (done + 1))
+    else:
+        share = xp.minimum(xp.maximum((done - warmup) / max(steps - warmup, 1.0), 0.0), 1.0)
+        left = 1 - share if config.schedule == "linear" else 0.5 * (1 + xp.cos(math.pi * share))
+        falling = final + (peak - final) * left
+    return xp.where(done < warmup, rising, falling)

@@ -1,0 +1,73 @@
+"""Cross-entropy of a language model's head, without the logits of all tokens at once.
+
+The head is the widest layer of a small model: its logits, in float32 and with their gradients, would take more memory
+than all other activations. So tokens go in blocks, and each block makes its gradients in the forward pass, while its
+logits are there.
+"""
+
+from keras import ops
+
+from kernels_xla.accumulate import sum_dtype
+from kernels_xla.spec import Tensor
+
+BLOCK = 2**14  # tokens; 1 GB of bfloat16 logits at 32,000 pieces
+
+
+def cross_entropy(
+    x: Tensor, table: Tensor, bias: Tensor, labels: Tensor, weights: Tensor, *, block: int = BLOCK
+) -> Tensor:
+    """Sum over tokens t of weights[t] (log sum_j exp(l[t, j]) - l[t, labels[t]]), with logits l = x table^T + bias.
+
+    Args:
+      x: Activations, `[t, d]`.
+      table: Embeddings, `[V, d]`.
+      bias: `[V]`.
+      labels: int32 `[t]`, below V.
+      weights: `[t]`, float32; 0 leaves a token out.
+      block: Tokens whose logits exist at the same time.
+
+    Returns:
+      A scalar, float32 (float64 for float64). It has gradients to `x`, `table` and `bias`, no second ones.
+
+    Cost:
+      6 t d V multiply-adds, forward and backward together, and O(block V + V d) memory.
+
+    Precision:
+      Logits are rounded to the dtype of `x`, the softmax and all sums are float32, what goes into the products of the
+      gradients is in the dtype of `x`.
+    """
+    wide = sum_dtype(x)
+    weights = ops.cast(weights, wide)
+    one_gradient = ops.custom_gradient(lambda *inputs: _in_blocks(*inputs, labels, weights, block))
+    return one_gradient(x, ops.cast(table, x.dtype), ops.cast(bias, x.dtype))
+
+
+def _in_blocks(x, table, bias, labels, weights, block):
+    """The loss, and the function that gives its gradients for `custom_gradient`."""
+    parts = [_block(x[i : i + block], table, bias, labels[i : i + block], weights[i : i + block])
+             for i in range(0, x.shape[0], block)]  # fmt: skip
+    losses, dx, dtable, dbias = zip(*parts, strict=True)
+    dx, dtable, dbias = ops.concatenate(dx, axis=0), sum(dtable), sum(dbias)
+
+    def gradient(*arguments, upstream=None):  # Keras passes it by name on JAX, TensorFlow by place
+        factor = arguments[0] if upstream is None else upstream
+        scaled = lambda d, like: ops.cast(factor * ops.cast(d, factor.dtype), like.dtype)  # noqa: E731
+        return scaled(dx, x), scaled(dtable, table), scaled(dbias, bias)
+
+    return sum(losses), gradient
+
+
+def _block(x, table, bias, labels, weights):
+    """Loss and gradients of one block: scalar, `[t, d]`, `[V, d]`, `[V]`."""
+    wide = weights.dtype
+    logits = ops.cast(ops.matmul(x, ops.transpose(table)) + bias, wide)
+    is_label = ops.arange(table.shape[0], dtype="int32")[None] == ops.cast(labels, "int32")[:, None]
+    largest = ops.max(logits, axis=-1, keepdims=True)
+    normalizer = largest + ops.log(ops.sum(ops.exp(logits - largest), axis=-1, keepdims=True))
+    right = ops.sum(ops.where(is_label, logits, ops.zeros((), wide)), axis=-1)
+    loss = ops.sum(weights * (normalizer[:, 0] - right))
+
+    surplus = weights[:, None] * (ops.exp(logits - normalizer) - ops.cast(is_label, wide))  # d loss / d logits
+    dbias = ops.sum(surplus, axis=0)
+    surplus = ops.cast(surplus, x.dtype)
+    return loss, ops.matmul(surplus, table), ops.cast(ops.matmul(ops.transpose(surplus), x), wide), dbias

@@ -1,0 +1,73 @@
+"""The head's loss in blocks, against float64 NumPy."""
+
+import keras
+import numpy as np
+import pytest
+
+from kernels_xla.cross_entropy import cross_entropy
+from tests import numerics
+from tests.backends import compiled, tensors, to_numpy, value_and_gradients
+
+T, D, V = 37, 12, 50
+
+
+def inputs(seed=0):
+    rng = np.random.default_rng(seed)
+    arrays = {"x": rng.normal(size=(T, D)), "table": rng.normal(size=(V, D)), "bias": rng.normal(size=V)}
+    weights = (rng.random(T) < 0.7) * rng.random(T)
+    return {k: a.astype("float32").astype("float64") for k, a in arrays.items()}, rng.integers(0, V, T), weights
+
+
+def oracle(x, table, bias, labels, weights):
+    """The sum and its gradients by hand: d/dl = w (softmax(l) - onehot)."""
+    logits = x @ table.T + bias
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    probabilities = np.exp(shifted) / np.exp(shifted).sum(axis=1, keepdims=True)
+    loss = -(weights * np.log(probabilities[np.arange(T), labels])).sum()
+    surplus = weights[:, None] * (probabilities - np.eye(V)[labels])
+    return {"value": loss, "x": surplus @ table, "table": surplus.T @ x, "bias": surplus.sum(axis=0)}
+
+
+def measured(block, dtype="float32", wrap=lambda f: f, cotangent=1.0):
+    arrays, labels, weights = inputs()
+    labels = keras.ops.convert_to_tensor(labels, "int32")
+    weights = keras.ops.convert_to_tensor(weights, "float32")
+    loss = wrap(lambda x, table, bias: cross_entropy(x, table, bias, labels, weights, block=block))
+    value, gradients = value_and_gradients(loss, tensors(arrays, dtype), lambda shape: np.full(shape, cotangent))
+    return {"value": to_numpy(value), **{name: to_numpy(g) for name, g in gradients.items()}}
+
+
+def expected():
+    arrays, labels, weights = inputs()
+    return oracle(**arrays, labels=labels, weights=weights)
+
+
+@pytest.mark.parametrize("block", [1, 8, T, 100])
+@pytest.mark.parametrize("wrap", [lambda f: f, compiled], ids=["plain", "xla"])
+def test_value_and_gradients_equal_the_oracle_in_blocks_of_any_size(block, wrap):
+    found = numerics.errors(measured(block, wrap=wrap), expected())
+    assert max(found.values()) < numerics.FLOAT32, found
+
+
+def test_gradients_scale_with_what_the_loss_goes_into():
+    want = expected()
+    found = numerics.errors(
+        measured(8, cotangent=-3.0), {**{n: -3 * g for n, g in want.items()}, "value": want["value"]}
+    )
+    assert max(found.values()) < numerics.FLOAT32, found
+
+
+def test_bfloat16_activations_lose_a_dozen_roundings_and_the_loss_stays_float32():
+    found = numerics.errors(measured(8, "bfloat16"), expected())
+    assert max(found.values()) < numerics.BFLOAT16_LAYER, found
+
+
+def test_logits_in_the_thousands_do_not_overflow():
+    arrays, labels, weights = inputs()
+    logits = 1000 * arrays["x"] @ arrays["table"].T + arrays["bias"]
+    largest = logits.max(axis=1)
+    normalizer = largest + np.log(np.exp(logits - largest[:, None]).sum(axis=1))
+    want = (weights * (normalizer - logits[np.arange(T), labels])).sum()
+    t = tensors({**arrays, "x": 1000 * arrays["x"]}, "float32")
+    got = cross_entropy(t["x"], t["table"], t["bias"], keras.ops.convert_to_tensor(labels, "int32"), weights)
+    assert abs(to_numpy(got) / want - 1) < numerics.FLOAT32
