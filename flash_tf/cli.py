@@ -1,6 +1,7 @@
 """The command `flash-tf`: arguments in, text or one JSON object out. TensorFlow is imported late: --help is quick."""
 
 import argparse
+import gc
 import json
 import os
 import sys
@@ -67,6 +68,15 @@ def _parser() -> argparse.ArgumentParser:
     _takes_config(describe)
     describe.add_argument("--json", action="store_true", help="print one JSON object")
 
+    compiles = _command(commands, "compile", _compile, "export the training step, or compile it for a TPU topology")
+    _takes_config(compiles)
+    compiles.add_argument("--out", metavar="DIR", help="where the artifact goes: a new folder, or an older artifact's")
+    compiles.add_argument(
+        "--check-tokens", type=int, metavar="N", help="tokens of the step that proves a runner right (default ≤ 1,024)"
+    )
+    compiles.add_argument("--topology", metavar="T", help="compile for TPUs, as v4:2x2x1, and say what it would cost")
+    compiles.add_argument("--json", action="store_true", help="print one JSON object")
+
     listing = _command(commands, "list", _list, "the mixers, models, sources and configs that there are")
     listing.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -123,6 +133,33 @@ def _describe(args, log):
         model = build.make_model(experiment)
         described = describing.describe(experiment, model, build.predicted(experiment))
     _print(described if args.json else describing.as_text(described), args.json)
+
+
+def _compile(args, log):
+    if args.out is None and args.topology is None:
+        raise ValueError("compile needs --out, --topology or both")
+    from flash_tf import config
+    from flash_tf.compiling import artifact, topology, tpu_chips
+    from flash_tf.compiling.programs import Experiment
+
+    if args.topology is not None:
+        tpu_chips.device(args.topology)  # a name that means nothing is known before any work
+    progress, found, texts, problem = log.progress(), {}, [], ""
+    experiment = Experiment(*artifact.prepare(config.load(args.config, args.set)))
+    if args.out is not None:
+        found = artifact.export(args.config, experiment, args.out, args.check_tokens, progress.line)
+        texts.append(artifact.as_text(found))
+    if args.topology is not None:
+        serialized = artifact.step(experiment, args.out, progress.line)
+        del experiment
+        gc.collect()  # graphs refer to themselves; the compiler needs the memory
+        progress.line(f"compiling it for {args.topology}")
+        report = topology.compile_for(serialized, args.topology)
+        found["topology"], problem = topology.as_dict(report), report.problem
+        texts.append(topology.as_text(report))
+    _print(found if args.json else "\n\n".join(texts), args.json)
+    if problem:
+        raise ValueError(f"the step does not fit {args.topology}: {problem}")
 
 
 def _list(args, log):

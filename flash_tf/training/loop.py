@@ -13,7 +13,7 @@ import tensorflow as tf
 from flash_tf.config import Config
 from flash_tf.data.stream import EvaluationBatches, WindowStream
 from flash_tf.data.tokenizer import Tokenizer
-from flash_tf.training import actions, build, run_directory
+from flash_tf.training import actions, build, run_directory, weights
 from flash_tf.training.checkpoints import Checkpoints
 from flash_tf.training.evaluator import Evaluator, per_replica
 from flash_tf.training.objective import OBJECTIVES
@@ -232,10 +232,14 @@ def evaluate(model_dir: str, progress: Progress, checkpoint: str = "best") -> di
 
 
 def restore(model_dir: str, progress: Progress, checkpoint: str = "best") -> tuple[Run, int]:
-    """The run in a model directory with a checkpoint's weights: the one of lowest validation loss, or the newest."""
+    """The run in a model directory with a checkpoint's weights: the one of lowest validation loss, or the newest.
+
+    Where there is no checkpoint, but the weights that a run of the exported step left, it takes those.
+    """
     config = run_directory.load_config(model_dir)
     checkpoints = Checkpoints(f"{model_dir}/checkpoints", progress.line)
-    if not (steps := checkpoints.steps()):
+    steps, exported = checkpoints.steps(), weights.step(model_dir)
+    if not steps and exported is None:
         raise ValueError(f"{model_dir} has no checkpoint yet: `flash-tf train` saves one")
     tokenizer = build.kept_tokenizer(config, model_dir)
     run = Run(
@@ -248,9 +252,14 @@ def restore(model_dir: str, progress: Progress, checkpoint: str = "best") -> tup
         model=build.make_model(config),
         checkpoints=checkpoints,
     )
+    variables = {v.path: v.value for v in run.model.trainable_variables}
+    if not steps:
+        for name, value in weights.read(model_dir, {name: tuple(v.shape) for name, v in variables.items()}):
+            variables[name].assign(value)
+        return run, exported
     best = checkpoints.best() if checkpoint == "best" else None
     step = steps[-1] if best is None else best
-    checkpoints.restore({v.path: v.value for v in run.model.trainable_variables}, step)
+    checkpoints.restore(variables, step)
     return run, step
 
 

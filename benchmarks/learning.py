@@ -1,0 +1,132 @@
+"""Trains exported steps on one token file: a sweep of learning rates, then the best one for longer.
+
+    python -m benchmarks.learning lm_flash lm_flash_quad --tokens train.npy --validation validation.npy --out runs \
+        --learning-rates 5e-4 1e-3 2e-3 --json learning.json
+
+Each artifact is compiled once. A sweep's run goes over the tokens once, the last one `--passes` times; both warm up and
+decay as the config says, over their own length. Needs NumPy and JAX, and no TensorFlow.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks import device as devices
+from benchmarks.run_compiled import option
+from flash_tf.compiling import manifest as manifests
+from flash_tf.training.progress import Progress
+
+POINTS = 200  # of a training curve that are kept, each the mean of the steps around it
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs it; returns the exit status."""
+    args = _parser().parse_args(arguments)
+    artifacts = {path: manifests.read(path) for path in args.artifacts}
+    options = dict(option(text) for text in args.xla_option)
+    with devices.libraries_in_log("learning") as console:
+        import jax
+
+        jax.config.update("jax_enable_x64", True)  # TensorFlow counts steps in int64
+        device, progress = jax.devices()[0], Progress(console)
+        results = devices.Results(args, "learning", device=device.device_kind, packages=("jax", "jaxlib", "numpy"))
+        for path, artifact in artifacts.items():
+            learner = _Learner(path, artifact, args, device, options, progress)
+            swept = [learner.train(rate, passes=1) for rate in args.learning_rates]
+            for row in swept:
+                results.add(row)
+            best = min(swept, key=lambda row: row["validation_loss"])
+            if args.passes > 1:
+                results.add(learner.train(best["learning_rate"], passes=args.passes))
+    return 0
+
+
+class _Learner:
+    """One artifact, compiled, with its data."""
+
+    def __init__(self, path, artifact, args, device, options, progress):
+        from benchmarks.compiled_data import Stream, read_tokens
+        from benchmarks.compiled_program import Compiled
+        from benchmarks.compiled_timing import prove
+
+        self._path, self._artifact, self._args, self._device, self._progress = path, artifact, args, device, progress
+        files = {"tokens": args.tokens, "validation": args.validation}
+        splits = {name: np.asarray(read_tokens(file, artifact.vocabulary_size)) for name, file in files.items()}
+        self._streams = {name: Stream(x, artifact, keep_partial=name != "tokens") for name, x in splits.items()}
+        progress.line(f"compiling {path} for {device.device_kind}")
+        prove(path, artifact, device, options)
+        self._step, self._forward = (Compiled(path, artifact.programs[n], device, options) for n in ("step", "forward"))
+        self._steps_per_pass = len(splits["tokens"]) // self._step.program.tokens
+
+    def train(self, rate: float, passes: int) -> dict:
+        """One run; returns its record."""
+        from benchmarks.compiled_run import LOSSES, RunFolder, Schedule
+        from benchmarks.compiled_training import Plan, Training
+
+        steps = passes * self._steps_per_pass
+        overrides = [f"optimizer.learning_rate={rate}", f"train.steps={steps}"]
+        out = f"{self._args.out}/{Path(self._path).name}-{rate:g}-{passes}"
+        rates = Schedule(self._artifact, overrides)
+        folder = RunFolder(out, self._path, rates, {"tokens": self._args.tokens})
+        self._progress.line(f"{out}: {steps:,} steps at a learning rate of {rate:g}")
+        training = Training(
+            self._artifact, self._step, self._forward, device=self._device, rates=rates, folder=folder,
+            progress=self._progress,
+        )  # fmt: skip
+        plan = Plan(steps=steps, save_every=steps, evaluate_every=self._steps_per_pass, shard_bytes=2**30)
+        training.run(self._streams["tokens"], self._streams["validation"], plan)
+        return self._record(rate, passes, folder.path, LOSSES)
+
+    def _record(self, rate, passes, path, losses):
+        from benchmarks.compiled_run import EVALUATIONS
+
+        rows = [json.loads(line) for line in (path / losses).read_text().splitlines()]
+        evaluations = [json.loads(line) for line in (path / EVALUATIONS).read_text().splitlines()]
+        program, half = self._step.program, len(rows) // 2
+        per_step = (rows[-1]["seconds"] - rows[half]["seconds"]) / (len(rows) - 1 - half)
+        return {
+            "artifact": Path(self._path).name,
+            "model": self._artifact.config["model"]["mixer"]["type"],
+            "task": self._artifact.config["model"]["type"],
+            "n": program.tokens // program.batch_size,
+            "tokens_per_step": program.tokens,
+            "learning_rate": rate,
+            "passes": passes,
+            "steps": rows[-1]["step"],
+            "seconds": rows[-1]["seconds"],
+            "tokens_per_second": program.tokens / per_step,
+            "validation_loss": evaluations[-1]["loss"],
+            "validation_perplexity": evaluations[-1]["perplexity"],
+            "evaluations": evaluations,
+            "curve": _thinned(rows),
+        }
+
+
+def _thinned(rows):
+    """Means of the loss over equal parts of a run."""
+    parts = np.array_split(np.arange(len(rows)), min(POINTS, len(rows)))
+    last = [rows[part[-1]] for part in parts]
+    means = [float(np.mean([rows[i]["loss"] for i in part])) for part in parts]
+    return [{"step": row["step"], "seconds": row["seconds"], "loss": mean}
+            for row, mean in zip(last, means, strict=True)]  # fmt: skip
+
+
+def _parser():
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.learning", description=__doc__.splitlines()[0])
+    parser.add_argument("artifacts", nargs="+", metavar="ARTIFACT", help="what `flash-tf compile --out` wrote")
+    parser.add_argument("--tokens", required=True, metavar="FILE.npy", help="the training split")
+    parser.add_argument("--validation", required=True, metavar="FILE.npy", help="the validation split")
+    parser.add_argument("--out", required=True, metavar="DIR", help="where the runs are kept, a folder each")
+    parser.add_argument("--learning-rates", type=float, nargs="+", default=[5e-4, 1e-3, 2e-3], metavar="RATE")
+    parser.add_argument("--passes", type=int, default=4, help="of the last run, over the tokens (default 4)")
+    parser.add_argument(
+        "--xla-option", action="append", default=[], metavar="NAME=VALUE", help="of XLA's compiler; may be repeated"
+    )
+    devices.takes_result(parser)
+    return parser
+
+
+if __name__ == "__main__":
+    devices.program(main)

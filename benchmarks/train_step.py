@@ -1,0 +1,216 @@
+"""Times whole training steps of this package's models, against the context length, at fixed tokens a step.
+
+    python -m benchmarks.train_step --task mlm --json benchmarks/results/mlm.json
+    python -m benchmarks.train_step --exported exports/lm-flash-512 exports/lm-flash-8192 --json lm.json
+
+The first builds the models of the paper's configs and runs the step in TensorFlow, compiled whole by XLA. The second
+runs what `flash-tf compile` exported, and needs NumPy and JAX alone.
+"""
+
+import argparse
+import gc
+import itertools
+import math
+import os
+import time
+from collections.abc import Iterator
+
+from benchmarks import device
+
+CONFIGS = {"lm": "lm_wiki40b", "mlm": "mlm_c4"}
+OF_TENSORFLOW, OF_EXPORTED = ("models", "task", "lengths", "tokens", "set"), ("xla_option",)  # options of one way alone
+MODELS = ("flash", "flash_quad", "transformer_plus_plus")
+WARM_UP = 2  # steps after the one that compiles
+COLUMNS = ("model", "task", "n", "batch", "compile s", "median ms", "ktok/s", "TFLOP/s", "MFU", "peak GiB")
+WIDTHS = (22, 6, 8, 7, 11, 11, 9, 9, 8, 10)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Times every step; returns 1 when one is wrong."""
+    parser = _parser()
+    args = parser.parse_args(arguments)
+    if args.steps < 10:
+        raise ValueError(f"--steps must be 10 or more, for a median, got {args.steps}")
+    for name in OF_TENSORFLOW if args.exported else OF_EXPORTED:
+        if getattr(args, name) != parser.get_default(name):
+            side = "does not go with" if args.exported else "needs"
+            raise ValueError(f"--{name.replace('_', '-')} {side} --exported")
+        delattr(args, name)  # the result must not say what was not asked
+    with device.libraries_in_log("train_step"):
+        name, packages, rows = _through_jax(args) if args.exported else _in_tensorflow(args)
+        results = device.Results(args, "train_step", device=name, packages=packages)
+        print(f"training steps on {name}")
+        print(device.table_line(COLUMNS, WIDTHS), flush=True)
+        for row in rows:
+            results.add({**row, "xla_flags": os.environ.get("XLA_FLAGS", "")})  # noqa: TID251  recorded, not obeyed
+            print(_line(row), flush=True)
+    return int(any(row.get("wrong") for row in results.rows))
+
+
+def _through_jax(args):
+    from benchmarks import run_compiled
+    from flash_tf.compiling import manifest
+
+    artifacts = {directory: manifest.read(directory) for directory in args.exported}
+    options = dict(run_compiled.option(text) for text in args.xla_option)
+    import jax
+
+    jax.config.update("jax_enable_x64", True)  # TensorFlow counts steps in int64
+    found = jax.devices()[0]
+    name = device.cpu() if found.platform == "cpu" else found.device_kind
+    return name, ("jax", "jaxlib", "numpy"), _exported_rows(artifacts, found, args.steps, options)
+
+
+def _exported_rows(artifacts, where, steps, options) -> Iterator[dict]:
+    from benchmarks.compiled_program import DeviceMemoryError
+    from benchmarks.compiled_timing import ParityError, measure
+
+    for directory, manifest in artifacts.items():
+        row = {"artifact": directory}
+        try:
+            row |= measure(directory, manifest, where, steps=steps, options=options)
+        except DeviceMemoryError as error:
+            row |= {**_about(manifest), "error": "out of memory", "detail": str(error)}
+        except ParityError as error:
+            row |= {**_about(manifest), "wrong": True, "error": str(error)}
+        yield row
+        gc.collect()  # the variables, before the next step's
+
+
+def _about(manifest):
+    """What a row of a step that has no time says."""
+    from benchmarks.compiled_timing import TASKS
+
+    program = manifest.programs["step"]
+    row = {
+        "model": manifest.name.split("/")[-1].removesuffix(".yaml"),
+        "framework": "TensorFlow",
+        "runner": "JAX",
+        "task": TASKS[manifest.task],
+    }
+    row |= {"config": manifest.name, "n": program.sequence_length}
+    return row | {"batch": program.batch_size, "tokens": program.tokens}
+
+
+def _in_tensorflow(args):
+    for n in args.lengths:
+        device.batch_size(n, args.tokens)
+    from benchmarks import backends
+
+    if backends.on_jax():
+        raise ValueError("it times TensorFlow: unset KERAS_BACKEND")
+    from flash_tf import config
+    from flash_tf.compiling import artifact
+
+    names = [(f"{CONFIGS[args.task]}/{model}", n) for model in args.models for n in args.lengths]
+    sizes = lambda n: [f"data.sequence_length={n}", f"train.tokens_per_step={args.tokens}"]  # noqa: E731
+    wanted = [(name, *artifact.prepare(config.load(name, [*sizes(n), *args.set]))) for name, n in names]
+    return backends.device_name(), ("tensorflow", "keras", "numpy"), _tensorflow_rows(wanted, args)
+
+
+def _tensorflow_rows(wanted, args) -> Iterator[dict]:
+    for name, config, ids in wanted:
+        yield _tensorflow_row(name, config, ids, args)
+        gc.collect()  # the model's memory, before the next one's
+
+
+def _tensorflow_row(name, config, ids, args):
+    import tensorflow as tf
+
+    from benchmarks import backends
+    from flash_tf.compiling import programs
+    from flash_tf.training import build
+
+    row = {"model": name.split("/")[1], "framework": "TensorFlow", "runner": "TensorFlow", "task": args.task}
+    row |= {"config": name, "n": config.data.sequence_length, "batch": config.batch_size}
+    row |= {"tokens": config.train.tokens_per_step, "predicted": build.predicted(config)}
+    try:
+        experiment = programs.Experiment(config, ids)
+        compile_s, milliseconds, loss = _tensorflow_steps(experiment, args.steps)
+    except tf.errors.ResourceExhaustedError:
+        return {**row, "error": "out of memory"}
+    if not math.isfinite(loss):
+        return {**row, "wrong": True, "error": f"not timed: it trains to a loss of {loss}"}
+    flops = build.training_flops_per_step(config, experiment.model)
+    known = backends.device_name() if config.train.precision == "mixed_bfloat16" else ""  # the peaks are of bfloat16
+    found = device.timing(milliseconds, tokens=row["tokens"], flops=flops, device=known)
+    return {**row, **found, "compile_s": compile_s, "peak_bytes": _tensorflow_peak(), "last_loss": loss}
+
+
+def _tensorflow_steps(experiment, steps):
+    """Seconds of the step that compiles, milliseconds of each timed one, the last loss."""
+    import tensorflow as tf
+
+    from flash_tf.compiling import values
+    from flash_tf.training.step import COLUMNS as RECORD
+
+    config = experiment.config
+    shapes = {
+        argument.name: argument.shape for argument in experiment.batch(config.batch_size, config.data.sequence_length)
+    }
+    made_up = values.made_up(shapes, config.model["vocabulary_size"], config.train.seed)
+    batch = {name: tf.constant(x) for name, x in made_up.items()}
+    step = tf.function(experiment.train_step, jit_compile=True, autograph=False)
+    rate = tf.constant(config.optimizer.learning_rate, tf.float32)
+
+    start = time.perf_counter()
+    record = step(batch, tf.constant(0, tf.int64), rate).numpy()
+    compile_s, ends, before = time.perf_counter() - start, [time.perf_counter()], None
+    for done in range(1, WARM_UP + steps + 2):
+        running = step(batch, tf.constant(done, tf.int64), rate)
+        if before is not None:
+            record = before.numpy()  # of the step before, while this one is at work, as in training
+            ends.append(time.perf_counter())
+        before = running
+    milliseconds = [1e3 * (b - a) for a, b in itertools.pairwise(ends)]
+    return compile_s, milliseconds[WARM_UP:], float(record[RECORD.index("loss")])
+
+
+def _tensorflow_peak():
+    """Peak bytes since the last time that it was asked; None on a CPU, of which TensorFlow does not say."""
+    import tensorflow as tf
+
+    if not tf.config.list_physical_devices("GPU"):
+        return None
+    peak = tf.config.experimental.get_memory_info("GPU:0")["peak"]
+    tf.config.experimental.reset_memory_stats("GPU:0")
+    return peak
+
+
+def _line(row):
+    head = (row["model"], row["task"], row["n"], row["batch"])
+    if "error" in row:
+        return f"{device.table_line(head, WIDTHS[:4])}  {row['error']}"
+    mfu, peak = row["mfu"], row["peak_bytes"]
+    values = (
+        f"{row['compile_s']:.1f}",
+        f"{row['median_ms']:.2f}",
+        f"{row['tokens_per_second'] / 1e3:.1f}",
+        f"{row['model_flops_per_second'] / 1e12:.2f}",
+        None if mfu is None else f"{mfu:.1%}",
+        None if peak is None else f"{peak / 2**30:.1f}",
+    )
+    return device.table_line((*head, *values), WIDTHS)
+
+
+def _parser():
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.train_step", description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--models", nargs="+", default=list(MODELS), metavar="MODEL", help=f"default: {' '.join(MODELS)}"
+    )
+    parser.add_argument("--task", choices=CONFIGS, default="lm")
+    device.takes_sizes(parser)
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="of the configs; may be repeated"
+    )
+    parser.add_argument("--steps", type=int, default=12, help="timed, after the warm-up (default 12)")
+    parser.add_argument("--exported", nargs="+", metavar="DIR", help="time these, of `flash-tf compile`, instead")
+    parser.add_argument(
+        "--xla-option", action="append", default=[], metavar="NAME=VALUE", help="with --exported; may be repeated"
+    )
+    device.takes_result(parser)
+    return parser
+
+
+if __name__ == "__main__":
+    device.program(main)

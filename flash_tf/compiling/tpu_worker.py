@@ -1,0 +1,167 @@
+"""Compiles one program in a process of its own: libtpu reads its settings once, is noisy, and may take it down.
+
+`python -m flash_tf.compiling.tpu_worker FOLDER [TOPOLOGY]` takes FOLDER/step.hlo.pb and leaves FOLDER/result.json.
+Without a topology it compiles for the CPU at hand. `topology` starts it and says what comes back.
+"""
+
+import glob
+import json
+import re
+import sys
+import traceback
+
+from flash_tf.compiling import schedule, tpu_chips, tpu_memory, tpu_products
+from flash_tf.compiling.tpu_costs import LoopCosts
+from flash_tf.compiling.tpu_loops import Loops
+
+NEEDED = {"jax": "0.10", "libtpu": "0.0.51"}
+INSTALL = "pip install 'flash-tf[aot]'"
+UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def main(folder: str, topology: str | None = None) -> None:
+    """Compiles, and writes what came of it or `{"error": one line}`."""
+    try:
+        _check_packages(["jax"] if topology is None else ["jax", "libtpu"])
+        result = _on_cpu(folder) if topology is None else _on_tpu(folder, topology)
+    except ValueError as error:
+        result = {"error": str(error)}
+    with open(f"{folder}/result.json", "w") as file:
+        json.dump(result, file)
+
+
+def _check_packages(names):
+    import importlib
+
+    needed = " and ".join(f"{name} {NEEDED[name]} or newer" for name in names)
+    try:
+        found = {name: importlib.import_module(name).__version__ for name in names}
+    except ImportError as error:
+        raise ValueError(f"this needs {needed} ({error}): {INSTALL}") from None
+    numbers = lambda text: [int(n) for n in re.findall(r"\d+", text)[:3]]  # noqa: E731
+    if any(numbers(found[name]) < numbers(NEEDED[name]) for name in names):
+        has = ", ".join(f"{name} {version}" for name, version in found.items())
+        raise ValueError(f"this needs {needed}, found {has}: {INSTALL}")
+
+
+def _load(folder):
+    from flash_tf.compiling import hlo
+
+    with open(f"{folder}/step.hlo.pb", "rb") as file:
+        return hlo.load(file.read())
+
+
+def _on_cpu(folder):
+    """FLOPs and bytes of the program as XLA compiles it for a CPU."""
+    import jax
+    from jaxlib import xla_client
+
+    device, options = jax.devices("cpu")[0], xla_client.CompileOptions()
+    debug = options.executable_build_options.debug_options
+    debug.xla_backend_optimization_level, debug.xla_llvm_disable_expensive_passes = 0, True  # it is not going to run
+    program = device.client.compile_and_load(_load(folder).bytecode, xla_client.DeviceList((device,)), options)
+    text = program.hlo_modules()[0].to_string()
+    module = schedule.parse(text)
+    costs = LoopCosts(text, module, Loops(module))
+    return {"hbm_bytes": _memory(program), **costs.total(program.cost_analysis())}
+
+
+def _on_tpu(folder, topology):
+    import jax
+
+    device = tpu_chips.device(topology)
+    try:
+        program = _compile(folder, device, topology)
+    except jax.errors.JaxRuntimeError as error:
+        message = str(error)
+        if "RESOURCE_EXHAUSTED" not in message:
+            return {"problem": f"libtpu refuses the program: {' '.join(message.split())[:300]}"}
+        return _too_large(folder, message)
+    with open(_dumped(folder, "after_codegen.txt")) as file:
+        text = file.read()
+    module = schedule.parse(text)
+    loops = Loops(module)
+    steps = list(schedule.walk(module, loops.trips))
+    return {
+        "hbm_bytes": _memory(program),
+        **LoopCosts(text, module, loops).total(program.cost_analysis()),
+        "hbm_traffic_bytes": tpu_memory.hbm_traffic(module, steps),
+        "estimated_cycles": schedule.cycles(steps),
+        "unestimated": schedule.unestimated(steps),
+        "loops": [{"name": name, "trip_count": count} for name, count in loops.found.items()],
+        "costliest": schedule.costliest(steps),
+        "padding_waste": tpu_products.padding_waste(module, steps, device.unit),
+    }
+
+
+def _compile(folder, device, topology):
+    import jax
+    import numpy as np
+    from jax._src.interpreters import mlir
+    from jax.experimental import topologies
+    from jaxlib import xla_client
+    from jaxlib.mlir import ir
+
+    program = _load(folder)
+    config = {"chip_config_name": device.chip_config} if device.chip_config else {}
+    try:
+        devices = topologies.get_topology_desc(platform="tpu", topology_name=device.layout, **config).devices
+    except jax.errors.JaxRuntimeError as error:
+        raise tpu_chips.no_such(topology) if "INVALID_ARGUMENT" in str(error) else error from None
+    options = xla_client.CompileOptions()
+    options.device_assignment = xla_client.DeviceAssignment.create(np.array([[0]]))
+    # libtpu writes the program down itself: jaxlib, which has another version of XLA, cannot read all of its own.
+    options.executable_build_options.debug_options.xla_dump_to = f"{folder}/dump"
+    options.executable_build_options.debug_options.xla_dump_hlo_as_text = True
+    with mlir.make_ir_context():
+        module = ir.Module.parse(program.bytecode)
+    return devices[0].client.compile(module, xla_client.DeviceList(tuple(devices[:1])), options)
+
+
+def _dumped(folder, name):
+    """A dumped file of the program itself; small modules that XLA takes out of it have files too."""
+    found = sorted(glob.glob(f"{folder}/dump/module_*.{name}"))
+    if not found:
+        raise ValueError(f"libtpu left no {name}: this needs {NEEDED['libtpu']} of it, or a version much like that")
+    return found[0]
+
+
+def _memory(program):
+    m = program.get_compiled_memory_stats()
+    results = m.output_size_in_bytes - m.alias_size_in_bytes
+    return m.argument_size_in_bytes + results + m.temp_size_in_bytes
+
+
+def _too_large(folder, message):
+    """What was needed, what there was, and the largest tensor: libtpu says the first two and dumps the third."""
+    amounts = re.search(r"\(([\d.]+)([KMGT])\) exceeds available HBM \(([\d.]+)([KMGT])\)", message)
+    if amounts is None:
+        return {"problem": f"out of memory: {' '.join(message.split())[:300]}"}
+    needed, available = (round(float(amounts[i]) * UNITS[amounts[i + 1]]) for i in (1, 3))
+    return {
+        "hbm_bytes": needed,
+        "problem": f"it needs {needed / 2**30:,.2f} GiB of HBM and {available / 2**30:,.2f} GiB are left to a program;"
+        f" the largest tensor is {_largest(folder)}",
+    }
+
+
+def _largest(folder):
+    with open(_dumped(folder, "after_optimizations-buffer-assignment.txt")) as file:
+        found = re.findall(r"value: <\d+ ([\w.\-]+)(?:\{[\d,]*\})? @0> \(size=(\d+),\S*?\): (\S+?)[{\s]", file.read())
+    with open(_dumped(folder, "after_optimizations.txt")) as file:
+        computations = schedule.parse(file.read()).computations.values()
+    size = max(int(size) for _, size, _ in found)
+    alike = [(name, shape) for name, other, shape in found if int(other) == size]
+    name, shape = alike[0]
+    one = next((c[name] for c in computations if name in c), None)
+    made = name if one is None else f"{one.opcode} {name}" + (f" of {one.op_name}" if one.op_name else "")
+    more = f", one of {len(alike)} of that size" if len(alike) > 1 else ""
+    return f"{shape}, {size / 2**30:,.2f} GiB, the result of {made}{more}"
+
+
+if __name__ == "__main__":
+    try:
+        main(*sys.argv[1:])
+    except Exception:
+        traceback.print_exc()  # its last line is what the user sees
+        sys.exit(1)

@@ -1,0 +1,77 @@
+"""The benchmark of kernels: what is right is timed, what is wrong is not."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from keras import ops
+
+import kernels_xla
+from benchmarks import kernels
+
+ROOT = Path(__file__).parents[2]
+WRONG = """
+import dataclasses
+from kernels_xla.norms import SPEC, scale_norm
+SPEC = dataclasses.replace(SPEC, name="wrong", fast=lambda x, g, **case: 1.001 * scale_norm(x, g, **case))
+"""
+WITH_ANOTHER_FOLDER = """
+import sys, kernels_xla
+from benchmarks import device, kernels
+kernels_xla.__path__.append(sys.argv.pop(1))
+device.program(kernels.main)
+"""
+
+
+def test_a_kernel_is_found_checked_and_timed_and_a_wrong_one_is_found_and_not_timed(tmp_path):
+    (tmp_path / "wrong.py").write_text(WRONG)
+    result = tmp_path / "result.json"
+    options = ["--kernel", "norms", "wrong", "--tokens", "64", "--lengths", "32", "--json", result]
+    command = [sys.executable, "-c", WITH_ANOTHER_FOLDER, tmp_path, *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, "")
+
+    written = json.loads(result.read_text())
+    timed, wrong = written["rows"][:-1], written["rows"][-1]
+    assert [(row["kernel"], row["pass"]) for row in timed] == [("norms", "forward"), ("norms", "forward, backward")]
+    for row, passes in zip(timed, (1, 3), strict=True):
+        assert row["model_flops"] == passes * kernels_xla.specs()["norms"].flops(row["sizes"], {})
+        assert row["model_flops_per_second"] == pytest.approx(row["model_flops"] / row["median_ms"] * 1e3)
+        assert row["parity_error"] < kernels.PARITY
+    assert wrong["kernel"] == "wrong" and wrong["parity_error"] > kernels.PARITY
+    assert not {"median_ms", "model_flops_per_second"} & wrong.keys()
+    assert "wrong" in done.stdout and "not timed: the gradient of x at {} is off by 1.0e-03" in done.stdout
+    assert {"device", "commit", "versions", "flags"} <= written.keys()
+
+
+def test_a_wrong_gradient_is_a_wrong_kernel():
+    spec = kernels_xla.specs()["norms"]
+    error, where = kernels.parity(spec)
+    assert error < kernels.PARITY
+    # The value stays; the gradient loses the part that goes through the mean.
+    blind = dataclasses.replace(spec, fast=lambda x, g, **case: x * ops.stop_gradient(spec.fast(x, g, **case) / x))
+    error, where = kernels.parity(blind)
+    assert error > kernels.PARITY and where.startswith("the gradient of ")
+
+
+def test_sizes_have_every_axis_of_every_kernel():
+    for spec in kernels_xla.specs().values():
+        for sizes in ({**kernels.SIZES, "b": 1, "n": 3}, {**kernels.SMALL, "n": 3}):
+            assert kernels.draw(spec, sizes).keys() == spec.inputs.keys()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--kernel", "nothing"], "no kernel is called nothing; there are mixed_chunk, "),
+        (["--lengths", "500"], "every length must divide --tokens (65536), got 500"),
+        (["--repeats", "1"], "--repeats must be 2 or more, for a median, got 1"),
+    ],
+)
+def test_bad_input_is_named(arguments, said):
+    with pytest.raises(ValueError) as error:
+        kernels.main(arguments)
+    assert said in str(error.value)

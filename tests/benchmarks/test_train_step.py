@@ -1,0 +1,93 @@
+"""The benchmark of training steps: in TensorFlow, and exported."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import train_step
+from flash_tf import config
+from flash_tf.compiling import artifact, programs
+from flash_tf.training import build
+
+ROOT = Path(__file__).parents[2]
+TINY = [
+    "model.width=16",
+    "model.depth=1",
+    "model.vocabulary_size=64",
+    "model.mixer={type: mixed_chunk, chunk_size: 8, key_dim: 8}",
+]
+WITHOUT_TENSORFLOW = """
+import sys
+sys.modules["tensorflow"] = sys.modules["keras"] = None
+from benchmarks import device, train_step
+device.program(train_step.main)
+"""
+
+
+def rows(path):
+    return json.loads(Path(path).read_text())["rows"]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """An artifact, and one whose second loss TensorFlow never computed."""
+    right, wrong = (str(tmp_path_factory.mktemp("artifacts") / name) for name in ("right", "wrong"))
+    sizes = ["data.sequence_length=16", "train.tokens_per_step=32"]
+    experiment = programs.Experiment(*artifact.prepare(config.load("lm_wiki40b/flash", [*TINY, *sizes])))
+    artifact.export("lm_wiki40b/flash", experiment, right, None, lambda line: None)
+    shutil.copytree(right, wrong)
+    manifest = Path(wrong, "manifest.json")
+    values = json.loads(manifest.read_text())
+    values["check"]["losses"][1] *= 1.1
+    manifest.write_text(json.dumps(values))
+    return right, wrong
+
+
+def test_a_step_is_timed_in_tensorflow(tmp_path, capsys):
+    result = str(tmp_path / "result.json")
+    overrides = [text for option in TINY for text in ("--set", option)]
+    sizes = ["--lengths", "16", "--tokens", "32", "--steps", "10"]
+    assert train_step.main(["--models", "flash", "--task", "mlm", *sizes, *overrides, "--json", result]) == 0
+    (row,) = rows(result)
+    expected = {"model": "flash", "framework": "TensorFlow", "task": "mlm", "n": 16, "batch": 2, "tokens": 32}
+    assert expected.items() <= row.items()
+    assert (row["steps"], row["predicted"]) == (10, 2)
+    assert row["tokens_per_second"] == pytest.approx(32 / row["median_ms"] * 1e3)
+    wanted = build.with_masking(
+        config.load("mlm_c4/flash", [*TINY, "data.sequence_length=16", "train.tokens_per_step=32"])
+    )
+    assert row["model_flops"] == build.training_flops_per_step(wanted, build.make_model(wanted))
+    assert "flash" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_an_exported_step_is_timed_without_tensorflow_and_a_wrong_one_is_not_timed(exported, tmp_path):
+    right, wrong = exported
+    result = str(tmp_path / "result.json")
+    options = ["--exported", wrong, right, "--steps", "10", "--json", result]
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TENSORFLOW, *options], cwd=ROOT, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (1, "")
+    untimed, timed = rows(result)
+    assert untimed["wrong"] and "fails its check" in untimed["error"] and "median_ms" not in untimed
+    same = {"model": "flash", "task": "lm", "n": 16, "batch": 2, "tokens": 32, "framework": "TensorFlow"}
+    assert same.items() <= timed.items() and same.items() <= untimed.items()
+    assert timed["median_ms"] > 0 and timed["steps"] == 10
+
+
+def test_bad_input_is_named_before_anything_is_timed(tmp_path):
+    for arguments, said in (
+        (["--steps", "9"], "--steps must be 10 or more, for a median, got 9"),
+        (["--lengths", "500"], "every length must divide"),
+        (["--models", "flash", "flashy"], "did you mean 'lm_wiki40b/flash'"),
+        (["--exported", str(tmp_path)], "is no artifact"),
+        (["--exported", "a", "--lengths", "512"], "--lengths does not go with --exported"),
+        (["--xla-option", "a=b"], "--xla-option needs --exported"),
+    ):
+        with pytest.raises(ValueError, match=said.replace("(", r"\(")):
+            train_step.main([*arguments, "--json", str(tmp_path / "result.json")])
+    assert not (tmp_path / "result.json").exists()

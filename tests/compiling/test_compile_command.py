@@ -1,0 +1,65 @@
+"""`flash-tf compile` as its user meets it."""
+
+import json
+
+import pytest
+
+from flash_tf.compiling import manifest
+from tests.training import runs
+
+
+def command(folder, *arguments):
+    model = {"type": "causal_lm", "depth": 1}
+    return runs.command(folder, "compile", runs.write(folder, model=model), *arguments)
+
+
+@pytest.mark.slow
+def test_compile_writes_an_artifact_says_what_comes_next_and_ends_with_a_table(tmp_path):
+    status, out, err = command(
+        tmp_path, "--out", tmp_path / "artifact", "--check-tokens", "64", "--set", "train.seed=3"
+    )
+    assert status == 0, err
+    lines = err.splitlines()
+    assert lines[0] == "tracing the training step, 4 x 32 tokens" and "tracing the check, 2 x 32 tokens" in lines
+    assert lines[-1] == "TensorFlow's step 3 of 3 of the check" and len(lines) == 7
+    table = dict(line.split("  ", 1) for line in out.splitlines())
+    assert table["tokens a step"].strip() == "128" and "step.hlo.pb" in table
+    made = manifest.read(str(tmp_path / "artifact"))
+    assert made.seed == 3 and made.programs["check"].tokens == 64
+
+    (tmp_path / "artifact/tokenizer.model").write_text("of an older artifact")
+    status, out, err = command(tmp_path, "--out", tmp_path / "artifact", "--json")
+    assert status == 0, err
+    found = json.loads(out)
+    assert found["tokens_per_step"] == 128 and len(found["check_losses"]) == 3
+    assert set(found["files"]) == {path.name for path in (tmp_path / "artifact").iterdir()}
+    assert manifest.read(str(tmp_path / "artifact")).seed == 0
+
+
+@pytest.mark.slow
+def test_compile_for_a_topology_reports_what_the_step_would_cost_and_needs_no_folder(tmp_path):
+    pytest.importorskip("libtpu")
+    status, out, err = command(tmp_path, "--topology", "v5e:1x1", "--json")
+    assert status == 0, err
+    report = json.loads(out)["topology"]
+    assert report["fits"] and report["flops"] > 0 and report["topology"] == "v5e:1x1"
+    assert err.splitlines() == ["tracing the training step, 4 x 32 tokens", "compiling it for v5e:1x1"]
+
+
+def test_bad_input_is_one_line_and_status_1(tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/mine.txt").write_text("mine")
+    out = ["--out", tmp_path / "artifact"]
+    for arguments, line in [
+        ([], "flash-tf: compile needs --out, --topology or both"),
+        (["--topology", "v9:1x1"], "flash-tf: there is no TPU topology 'v9:1x1'"),
+        ([*out, "--check-tokens", "48"], "flash-tf: --check-tokens must be a multiple of data.sequence_length (32)"),
+        (["--out", tmp_path / "other"], f"flash-tf: {tmp_path}/other holds something else (mine.txt)"),
+        ([*out, "--set", "train.tokens_per_step=33"], "train.tokens_per_step (33) must be a multiple of"),
+        ([*out, "--set", "data.tokenizer=nowhere.model"], "flash-tf: tokenizer model nowhere.model cannot be read"),
+        ([*out, "--set", "model.mixer.type=nothing"], "no mixer is called 'nothing'"),
+    ]:
+        status, printed, err = command(tmp_path, *arguments)
+        assert (status, printed) == (1, "") and err.count("\n") == 1
+        assert line in err
+    assert not (tmp_path / "artifact").exists()
