@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
@@ -65,6 +66,20 @@ def read(folder: str, label: str | None = None) -> Run:
     )
 
 
+def of_learning(path: str) -> list[Run]:
+    """The longest run of each artifact in a result of `benchmarks.learning`."""
+    rows = json.loads(Path(path).read_text())["rows"]
+    longest = max(row["passes"] for row in rows)
+    return [_of_row(row) for row in rows if row["passes"] == longest]
+
+
+def _of_row(row):
+    model = next(m for m in sorted(plot_style.MODELS, key=len, reverse=True) if row["artifact"].endswith(m))
+    curve = {name: [point[name] for point in row["curve"]] for name in ("step", "loss", "seconds")}
+    evaluations = {record["step"]: record["loss"] for record in row["evaluations"]}
+    return Run(plot_style.look(model)[0], model, curve["step"], curve["loss"], curve["seconds"], evaluations)
+
+
 def _lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -104,14 +119,14 @@ def _draw(axes: Axes, runs, positions, xlabel):
     shown = []
     for run, at in zip(runs, positions, strict=True):
         _, color = plot_style.look(run.model, others)
-        place = dict(zip(run.steps, at, strict=True))
-        evaluated = {step: loss for step, loss in run.evaluations.items() if step in place}
+        evaluated = {step: loss for step, loss in run.evaluations.items() if run.steps[0] <= step <= run.steps[-1]}
         x, y = _thinned(at, run.losses)
         label = "_training" if evaluated else run.label
         axes.plot(x, y, color=color, linewidth=0.9, alpha=0.55, label=label)
         points = [math.exp(loss) for loss in evaluated.values()]
         if evaluated:
-            axes.plot([place[s] for s in evaluated], points, "o-", color=color, linewidth=1.8, ms=4, label=run.label)
+            place = np.interp(list(evaluated), run.steps, at)
+            axes.plot(place, points, "o-", color=color, linewidth=1.8, ms=4, label=run.label)
         shown += [*points, *y]
     axes.set_yscale("log")
     axes.set_ylim(min(shown) / 1.1, min(max(shown), IN_SIGHT * min(shown)) * 1.1)

@@ -3,8 +3,8 @@
     python -m benchmarks.plots results/train_step.json results/peers.json --out plots
     python -m benchmarks.plots runs/lm-flash "FLASH, high rate=runs/lm-flash-2" runs/lm-flash_quad --out plots
 
-A file holds rows of training steps: of benchmarks.train_step, benchmarks.peers or benchmarks.run_compiled. A directory
-is that of a training run, and may be given a label.
+A file holds rows of training steps: of benchmarks.train_step, benchmarks.peers or benchmarks.run_compiled; or runs, of
+benchmarks.learning. A directory is that of a training run, and may be given a label.
 """
 
 import argparse
@@ -46,6 +46,8 @@ def draw(paths: Sequence[str]) -> dict[str, Any]:
         label, _, place = path.rpartition("=")
         if Path(place).is_dir():
             runs.append(plot_curves.read(place, label or None))
+        elif Path(path).is_file() and '"benchmark": "learning"' in Path(path).read_text():
+            runs += plot_curves.of_learning(path)
         else:
             rows += read(path)
     figures = plot_steps.figures(rows) | plot_curves.figures(runs)

@@ -54,6 +54,8 @@ class CausalLM(LanguageModel):
         """
         if self.max_length is not None and capacity is not None and capacity > self.max_length:
             raise ValueError(f"{self.name} has learned positions for max_length={self.max_length}, got {capacity}")
+        if not self.built:
+            self.build()
         states = [mixer.initial_state(batch, capacity) for mixer in self.mixers]
         return self._join(states, ops.zeros((batch,), "int32"))
 
@@ -78,8 +80,20 @@ class CausalLM(LanguageModel):
 
         Returns:
           Logits `[b, k, V]`, or `[b, 1, V]` if `last`, in the compute dtype; and the state, with the same keys.
+
+        Example:
+          >>> import numpy as np
+          >>> model = CausalLM(100, width=16, depth=2, mixer={"type": "mixed_chunk", "chunk_size": 4, "key_dim": 8})
+          >>> logits, state = model.extend(np.zeros((2, 10), "int32"), model.initial_state(2))
+          >>> logits, state = model.extend(np.zeros((2, 1), "int32"), state)
+          >>> logits.shape
+          TensorShape([2, 1, 100])
         """
-        tokens, states = token_ids.shape[1], self._split(state)
+        rows, tokens = token_ids.shape
+        if "position" not in state or state["position"].shape != (rows,):
+            given = state["position"].shape[0] if "position" in state else "no state of initial_state"
+            raise ValueError(f"{self.name} needs a state of as many rows as there are token_ids, {rows}, got {given}")
+        states = self._split(state)
         if tokens == 1 and prepared is None:
             logits, state = self.extend(token_ids, state, valid, self.prepare(state))
             return logits, self.close(state)

@@ -22,8 +22,8 @@ class Refuse(importlib.abc.MetaPathFinder):
             raise ImportError(f"{name} is not here")
 
 sys.meta_path.insert(0, Refuse())
-sys.argv = ["run_compiled", *sys.argv[1:]]
-runpy.run_module("benchmarks.run_compiled", run_name="__main__")
+module, *sys.argv[1:] = sys.argv[1:]
+runpy.run_module(module, run_name="__main__")
 """
 
 
@@ -56,17 +56,17 @@ def token_files(folder):
     return ["--tokens", paths["train"], "--validation", paths["validation"]]
 
 
-def start(*arguments):
+def start(*arguments, module="benchmarks.run_compiled"):
     """The runner, started without TensorFlow."""
-    command = [sys.executable, "-c", WITHOUT_TENSORFLOW, *map(str, arguments)]
+    command = [sys.executable, "-c", WITHOUT_TENSORFLOW, module, *map(str, arguments)]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
     )
 
 
-def run(*arguments):
+def run(*arguments, module="benchmarks.run_compiled"):
     """The runner's status, standard output and standard error."""
-    process = start(*arguments)
+    process = start(*arguments, module=module)
     out, err = process.communicate()
     return process.returncode, out, err
 
