@@ -23,7 +23,7 @@ def cross_entropy(
       table: Embeddings, `[V, d]`.
       bias: `[V]`.
       labels: int32 `[t]`, below V.
-      weights: `[t]`, float32; 0 leaves a token out.
+      weights: `[t]`, float32; 0 leaves a token out. They get no gradient.
       block: Tokens whose logits exist at the same time.
 
     Returns:
@@ -38,8 +38,10 @@ def cross_entropy(
     """
     wide = sum_dtype(x)
     weights = ops.cast(weights, wide)
-    one_gradient = ops.custom_gradient(lambda *inputs: _in_blocks(*inputs, labels, weights, block))
-    return one_gradient(x, ops.cast(table, x.dtype), ops.cast(bias, x.dtype))
+    in_blocks = ops.custom_gradient(lambda *inputs: _in_blocks(*inputs, block))
+    # JAX takes labels as an argument alone, and only real numbers as arguments: exact below 2^24.
+    labels = ops.cast(labels, "float32")
+    return in_blocks(x, ops.cast(table, x.dtype), ops.cast(bias, x.dtype), labels, weights)
 
 
 def _in_blocks(x, table, bias, labels, weights, block):
@@ -52,7 +54,7 @@ def _in_blocks(x, table, bias, labels, weights, block):
     def gradient(*arguments, upstream=None):  # Keras passes it by name on JAX, TensorFlow by place
         factor = arguments[0] if upstream is None else upstream
         scaled = lambda d, like: ops.cast(factor * ops.cast(d, factor.dtype), like.dtype)  # noqa: E731
-        return scaled(dx, x), scaled(dtable, table), scaled(dbias, bias)
+        return scaled(dx, x), scaled(dtable, table), scaled(dbias, bias), *map(ops.zeros_like, (labels, weights))
 
     return sum(losses), gradient
 

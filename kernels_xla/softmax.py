@@ -50,16 +50,19 @@ def softmax_attention(
 def _attend(q, k, v, seen):
     """Attention over the pairs `seen`, `[i, j]` or `[b, i, j]`, or over all where it is None."""
     q = q * ops.cast(q.shape[-1] ** -0.5, q.dtype)
-    if seen is not None:
-        seen = seen if len(seen.shape) == 2 else ops.expand_dims(seen, 1)
-    return ops.custom_gradient(lambda *inputs: _with_gradient(*inputs, seen))(q, k, v)
+    if seen is None:
+        return ops.custom_gradient(_with_gradient)(q, k, v)
+    seen = seen if len(seen.shape) == 2 else ops.expand_dims(seen, 1)
+    # JAX takes the mask as an argument alone, and only numbers as arguments.
+    return ops.custom_gradient(_with_gradient)(q, k, v, ops.cast(seen, "float32"))
 
 
-def _with_gradient(q, k, v, seen):
+def _with_gradient(q, k, v, *mask):
     """The output, and its gradients by hand, as FlashAttention takes them (Dao et al., arXiv:2205.14135, section 3.1).
 
     Derived by the framework they would keep the weights in float32, and read them once more to sum each row.
     """
+    seen = mask[0] > 0 if mask else None
     scores = accumulate.einsum("bihs,bjhs->bhij", q, k)
     scores = scores if seen is None else ops.where(seen, scores, ops.cast(-1e30, scores.dtype))
     weights = ops.cast(keep(ops.softmax(scores, axis=-1), seen), v.dtype)
@@ -72,7 +75,8 @@ def _with_gradient(q, k, v, seen):
         dweights = ops.einsum("bihe,bjhe->bhij", dout, v)
         dscores = ops.cast(wide(weights) * (wide(dweights) - own), q.dtype)
         dq, dk = ops.einsum("bhij,bjhs->bihs", dscores, k), ops.einsum("bhij,bihs->bjhs", dscores, q)
-        return dq, dk, ops.einsum("bhij,bihe->bjhe", weights, dout)
+        dv = ops.einsum("bhij,bihe->bjhe", weights, dout)
+        return dq, dk, dv, *map(ops.zeros_like, mask)
 
     return out, gradient
 

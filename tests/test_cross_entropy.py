@@ -32,8 +32,11 @@ def measured(block, dtype="float32", wrap=lambda f: f, cotangent=1.0):
     arrays, labels, weights = inputs()
     labels = keras.ops.convert_to_tensor(labels, "int32")
     weights = keras.ops.convert_to_tensor(weights, "float32")
-    loss = wrap(lambda x, table, bias: cross_entropy(x, table, bias, labels, weights, block=block))
-    value, gradients = value_and_gradients(loss, tensors(arrays, dtype), lambda shape: np.full(shape, cotangent))
+    loss = wrap(lambda x, table, bias, labels: cross_entropy(x, table, bias, labels, weights, block=block))
+    arguments = {**tensors(arrays, dtype), "labels": labels}
+    value, gradients = value_and_gradients(
+        lambda **given: loss(*(given[name] for name in arguments)), arguments, lambda shape: np.full(shape, cotangent)
+    )
     return {"value": to_numpy(value), **{name: to_numpy(g) for name, g in gradients.items()}}
 
 

@@ -130,7 +130,8 @@ def _in_child(serialized, *arguments):
             return result
     said = [line for line in child.stderr.splitlines() if line.strip()]
     last = said[-1].strip() if said else "it said nothing"
-    raise ValueError(f"the compiler crashed (exit status {child.returncode}): {last[:300]}")
+    end = f"signal {-child.returncode}" if child.returncode < 0 else f"exit status {child.returncode}"
+    raise ValueError(f"the compiler crashed ({end}): {last[:300]}")
 
 
 def as_dict(report: Report) -> dict:

@@ -21,7 +21,8 @@ SQUARE = (SIZE, SIZE)
 def of_jax(function, *shapes):
     """A function of bfloat16 arrays as HLO."""
     arguments = [jax.ShapeDtypeStruct(shape, jnp.bfloat16 if shape else jnp.int32) for shape in shapes]
-    lowered = jax.jit(function).trace(*arguments).lower(lowering_platforms=("tpu",))
+    with jax.enable_x64(False):  # as JAX is; another test may have set it otherwise
+        lowered = jax.jit(function).trace(*arguments).lower(lowering_platforms=("tpu",))
     return lowered.compiler_ir("hlo").as_serialized_hlo_module_proto()
 
 

@@ -239,15 +239,14 @@ def test_flops_are_those_of_the_formulas(name):
 def test_decode_states_are_those_of_the_formulas():
     for n in (512, 8192):
         _, flash, _ = described("lm_wiki40b/flash")
-        per_layer = 4 * 128 * 1536 + 2 * 256 * (
-            128 + 128 + 1536
-        )  # a float32 sum, bfloat16 buffers of a chunk: 1.62 MiB
-        assert flash.decode_state_bytes(n) == 24 * (per_layer + 8)  # and two counters
+        # A float32 sum, bfloat16 buffers of a chunk: 1.62 MiB a layer; and one counter for all.
+        per_layer = 4 * 128 * 1536 + 2 * 256 * (128 + 128 + 1536)
+        assert flash.decode_state_bytes(n) == 24 * per_layer + 4
         assert round(flash.decode_state_bytes(n) / 2**20, 1) == 39.0
         _, quad, _ = described("lm_wiki40b/flash_quad")
-        assert quad.decode_state_bytes(n) == 24 * (3_328 * n + 4)
+        assert quad.decode_state_bytes(n) == 24 * 3_328 * n + 4
         _, transformer, _ = described("lm_wiki40b/transformer_plus")
-        assert transformer.decode_state_bytes(n) == 12 * (3_072 * n + 4)
+        assert transformer.decode_state_bytes(n) == 12 * 3_072 * n + 4
 
 
 def test_describing_holds_no_weights_back_for_a_later_model():

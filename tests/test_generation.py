@@ -1,0 +1,107 @@
+"""Greedy decoding: what it chooses, what it leaves, and what its compiled loop does to the state."""
+
+import re
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from flash_tf.generation import decode, greedy
+from flash_tf.models.masked_lm import MaskedLM
+from tests.backends import compiled, to_numpy
+from tests.contracts.test_streams import B, C, V, begun, each_mixer, model_of, token_ids
+from tests.numerics import FLOAT32, relative_error
+
+STEPS = C + 3  # across the end of a chunk
+
+
+def continued(model, ids, steps):
+    """Greedy decoding by reading the whole text anew for each token."""
+    rows, n = ids.shape
+    text = np.concatenate([ids, np.zeros((rows, steps), "int32")], axis=1)  # what comes later changes nothing
+    for at in range(n, n + steps):
+        text[:, at] = to_numpy(model(text))[:, at - 1].argmax(-1)
+    return text
+
+
+def prefilled(model, ids, **options):
+    """The state after all but the last token of each row, and that token."""
+    _, state = model.extend(ops.convert_to_tensor(ids[:, :-1]), begun(model, len(ids)), **options)
+    return ops.convert_to_tensor(ids[:, -1]), state
+
+
+@each_mixer
+@pytest.mark.parametrize("rows", [1, 2])
+def test_greedy_decoding_equals_reading_the_text_anew_for_each_token(kind, rows):
+    model, ids = model_of(kind), token_ids(rows, 19)
+    want = continued(model, ids, STEPS)
+    chosen, state = compiled(lambda tokens, state: greedy(model, tokens, state, STEPS))(*prefilled(model, ids))
+    assert to_numpy(chosen).tolist() == want[:, 19:].tolist()
+    _, same = prefilled(model, want)
+    assert state.keys() == same.keys()
+    for name in same:
+        assert relative_error(to_numpy(state[name]), to_numpy(same[name])) < FLOAT32, name
+
+
+def test_many_rows_close_their_chunks_one_by_one_and_all_at_once():
+    # Of 20 rows more than two at a time close together, below that one after the other.
+    model, rows, n = model_of("mixed_chunk"), 20, 2 * C
+    lengths = np.array([C + 4] * 5 + [n] * 3 + [*range(1, 8), C + 1, C + 1, 3, C, C + 6])  # tokens before the last
+    ids = token_ids(rows, n + 1)
+    _, state = model.extend(
+        ops.convert_to_tensor(ids[:, :-1]), begun(model, rows), ops.convert_to_tensor(lengths, "int32")
+    )
+    tokens = np.take_along_axis(ids, lengths[:, None], axis=1)[:, 0]
+    run = compiled(lambda tokens, state: greedy(model, tokens, state, STEPS))
+    chosen, _ = run(ops.convert_to_tensor(tokens), state)
+    for length in sorted(set(lengths)):
+        same = np.flatnonzero(lengths == length)
+        want = continued(model, ids[same, : length + 1], STEPS)[:, length + 1 :]
+        assert to_numpy(chosen)[same].tolist() == want.tolist(), length
+
+
+def test_a_chooser_sees_the_logits_and_the_number_of_the_step():
+    model, ids = model_of("mixed_chunk"), token_ids(B, 9)
+    likely, _ = greedy(model, *prefilled(model, ids), 3)
+    chosen, _ = decode(model, *prefilled(model, ids), 3, lambda logits, step: ops.argmax(logits, axis=-1) * 0 + step)
+    assert to_numpy(chosen).tolist() == [[0, 1, 2]] * B
+    unlikely, _ = decode(model, *prefilled(model, ids), 3, lambda logits, step: ops.argmin(logits, axis=-1))
+    assert to_numpy(unlikely)[:, 0].tolist() != to_numpy(likely)[:, 0].tolist()
+
+
+def test_decoding_leaves_the_weights_as_they_are():
+    model, ids = model_of("mixed_chunk", dtype="mixed_bfloat16"), token_ids(B, 9)
+    before = model.get_weights()
+    greedy(model, *prefilled(model, ids), 2)
+    assert all(np.array_equal(new, old) for new, old in zip(model.get_weights(), before, strict=True))
+    assert keras.backend.standardize_dtype(model(ids).dtype) == "bfloat16"
+
+
+def test_bad_arguments_are_named():
+    model = model_of("mixed_chunk")
+    with pytest.raises(ValueError, match="steps >= 1, got 0"):
+        greedy(model, *prefilled(model, token_ids(B, 9)), 0)
+    with pytest.raises(ValueError, match="as many rows as there are token_ids, 3, got 2"):
+        greedy(model, ops.zeros((3,), "int32"), model.initial_state(2), 1)
+    with pytest.raises(ValueError, match="token_ids, 2, got no state"):
+        model.extend(token_ids(2, 5), {})
+    masked = MaskedLM(V, width=16, depth=1, mixer={"type": "quadratic", "key_dim": 8})
+    with pytest.raises(ValueError, match="causal language model, got MaskedLM"):
+        greedy(masked, None, {}, 1)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="reads what TensorFlow's XLA made")
+@pytest.mark.parametrize("rows", [1, 2, 20])
+def test_a_step_of_the_compiled_loop_copies_no_buffer_of_the_state(rows):
+    import tensorflow as tf
+
+    model = model_of("mixed_chunk")
+    state = begun(model, rows)
+    program = tf.function(lambda tokens, state: greedy(model, tokens, state, STEPS), jit_compile=True)
+    text = program.experimental_get_compiler_ir(ops.zeros((rows,), "int32"), state)(stage="optimized_hlo")
+    buffers = {",".join(map(str, x.shape)) for name, x in state.items() if name != "position"}
+    steps = [part for part in text.split("\n\n") if part.startswith("%") and " while(" in part]
+    assert len(steps) == 1 and len(buffers) == 2  # the loop of steps is the one in which another is, that closes chunks
+    assert all(f"f32[{shape}]" in steps[0] for shape in buffers)
+    assert not buffers & set(re.findall(r"= \w+\[([\d,]*)\]\S* copy\(", steps[0]))
