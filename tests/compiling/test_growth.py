@@ -1,0 +1,38 @@
+"""How the cost of a training step grows with the length of a sequence, as XLA compiles it; nothing is run."""
+
+import math
+
+import pytest
+
+from flash_tf import config
+from flash_tf.compiling import artifact, topology
+from flash_tf.compiling.programs import Experiment
+from tests.numerics import LINEAR, QUADRATIC
+
+SMALL = ["model.width=32", "model.depth=1", "model.vocabulary_size=100", "train.tokens_per_step=1024"]
+SHAPE = "key_dim: 16, expansion: 2"
+
+
+def costs(mixer, lengths):
+    """Of one sequence, at each length."""
+    settings = [*SMALL, "data.sequence_length=1024", f"model.mixer={mixer}"]
+    experiment = Experiment(*artifact.prepare(config.load("lm_pg19/flash", settings)))
+    return [topology.analyse(experiment.trace_step(1, n).serialized) for n in lengths]
+
+
+@pytest.mark.slow
+def test_a_step_of_flash_is_linear_in_the_length_from_a_thousand_tokens_to_a_million():
+    lengths = 2**10, 2**15, 2**20
+    found = costs(f"{{type: mixed_chunk, chunk_size: 64, {SHAPE}}}", lengths)
+    for name in ("flops", "bytes", "hbm_bytes"):
+        by_token = [one[name] / n for one, n in zip(found, lengths, strict=True)]
+        assert max(by_token) <= LINEAR * min(by_token), name
+
+
+@pytest.mark.slow
+def test_a_step_of_flash_quad_is_quadratic():
+    lengths = 2**15, 2**18
+    found = costs(f"{{type: quadratic, {SHAPE}}}", lengths)
+    for name in ("flops", "bytes", "hbm_bytes"):
+        exponent = math.log2(found[1][name] / found[0][name]) / math.log2(lengths[1] / lengths[0])
+        assert abs(exponent - 2) <= QUADRATIC, name
