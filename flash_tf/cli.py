@@ -141,6 +141,7 @@ def _compile(args, log):
     from flash_tf import config
     from flash_tf.compiling import artifact, topology, tpu_chips
     from flash_tf.compiling.programs import Experiment
+    from kernels_xla.accelerator import tracing_for
 
     if args.topology is not None:
         tpu_chips.device(args.topology)  # a name that means nothing is known before any work
@@ -150,7 +151,10 @@ def _compile(args, log):
         found = artifact.export(args.config, experiment, args.out, args.check_tokens, progress.line)
         texts.append(artifact.as_text(found))
     if args.topology is not None:
-        serialized = artifact.step(experiment, args.out, progress.line)
+        rows, n = experiment.config.batch_size, experiment.config.data.sequence_length
+        progress.line(f"tracing the training step for a TPU, {rows:,} x {n:,} tokens")
+        with tracing_for("tpu"):
+            serialized = experiment.trace_step(rows, n).serialized
         del experiment
         gc.collect()  # graphs refer to themselves; the compiler needs the memory
         progress.line(f"compiling it for {args.topology}")

@@ -5,11 +5,12 @@ Source: Su et al., "RoFormer", arXiv:2104.09864. Half-split pairs: channel i tur
 
 from keras import ops
 
+from kernels_xla.accelerator import on_tpu
 from kernels_xla.accumulate import sum_dtype
 from kernels_xla.spec import KernelSpec, Tensor
 
 
-def turns(positions: Tensor, width: int, dtype: str = "float32", base: float = 10_000.0) -> tuple[Tensor, Tensor]:
+def waves(positions: Tensor, width: int, dtype: str = "float32", base: float = 10_000.0) -> tuple[Tensor, Tensor]:
     """Cosine and sine of position x base^(-i / h), for i = 0 .. h-1 and h = width / 2.
 
     Args:
@@ -30,19 +31,46 @@ def turns(positions: Tensor, width: int, dtype: str = "float32", base: float = 1
     return ops.cos(angles), ops.sin(angles)
 
 
+def turns(positions: Tensor, width: int, dtype: str = "float32", base: float = 10_000.0) -> tuple[Tensor, Tensor]:
+    """The tables by which `rotate` turns heads at `positions`, `[..., n]`; the arguments are those of `waves`.
+
+    Returns:
+      Cosines and sines, `[..., n, s / 2]`; on a TPU `[..., n, s]`, a number a channel, sines of the first half negated.
+    """
+    cos, sin = waves(positions, width, dtype, base)
+    if not on_tpu():
+        return cos, sin
+    both = ops.concatenate([cos, cos], axis=-1), ops.concatenate([-sin, sin], axis=-1)
+    return tuple(made_once(table, positions) for table in both)
+
+
+def made_once(table: Tensor, positions: Tensor) -> Tensor:
+    """The same `table`, `[..., n, s]`, by way of indices that are known only at run time, from `positions`.
+
+    What is made element by element a compiler makes again in every layer that reads it, forward and backward, and
+    sines are dear on a TPU. A gathered table it keeps.
+    """
+    zero = ops.minimum(ops.cast(ops.reshape(positions, (-1,))[0], "int32"), 0)  # no position is negative
+    return ops.take(table, ops.arange(ops.shape(table)[-2], dtype="int32") + zero, axis=-2)
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turns the pairs (x[..., i], x[..., i + s/2]); in float32, returned in the dtype of `x`.
 
     Args:
       x: `[..., s]`.
-      cos: `[..., s / 2]`, of the same rank or one that broadcasts.
+      cos: Of `turns`, of the same rank or one that broadcasts.
       sin: As `cos`.
     """
-    pairs = ops.reshape(ops.cast(x, cos.dtype), (*ops.shape(x)[:-1], 2, x.shape[-1] // 2))
+    s = x.shape[-1]
+    if cos.shape[-1] == s:  # a TPU shifts whole rows for little, and would transpose what is cut in halves
+        swapped = ops.roll(x, s // 2, axis=-1)
+        return ops.cast(ops.cast(x, cos.dtype) * cos + ops.cast(swapped, cos.dtype) * sin, x.dtype)
+    pairs = ops.reshape(ops.cast(x, cos.dtype), (*ops.shape(x)[:-1], 2, s // 2))
     signs = ops.cast([[-1.0], [1.0]], cos.dtype)
-    # A flip fuses into one pass; halves that are cut and put together again are a pass over memory each.
+    # On a GPU a flip fuses into one pass; halves that are cut and put together again are a pass over memory each.
     turned = pairs * ops.expand_dims(cos, -2) + ops.flip(pairs, axis=-2) * (ops.expand_dims(sin, -2) * signs)
-    return ops.cast(ops.reshape(turned, (*ops.shape(turned)[:-2], x.shape[-1])), x.dtype)
+    return ops.cast(ops.reshape(turned, (*ops.shape(turned)[:-2], s)), x.dtype)
 
 
 def rotary(x: Tensor, positions: Tensor, *, base: float = 10_000.0) -> Tensor:

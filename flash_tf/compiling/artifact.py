@@ -47,11 +47,6 @@ def prepare(config: Config) -> tuple[Config, Tokenizer | TokenIds]:
     return config, TokenIds(needed)
 
 
-def step(experiment: Experiment, out: str | None, report: Report) -> bytes:
-    """The step as HLO: read from the artifact that was just made of the experiment, if there is one, else traced."""
-    return _traced_step(experiment, report).serialized if out is None else Path(out, STEP).read_bytes()
-
-
 def export(name: str, experiment: Experiment, out: str, check_tokens: int | None, report: Report) -> dict:
     """Writes an artifact.
 
@@ -74,7 +69,8 @@ def export(name: str, experiment: Experiment, out: str, check_tokens: int | None
     n, rows = config.data.sequence_length, config.batch_size
     at_once = min(max(1, EVALUATED_AT_ONCE // n), rows)
 
-    traced = _traced_step(experiment, report, stablehlo=True)
+    report(f"tracing the training step, {rows:,} x {n:,} tokens")
+    traced = experiment.trace_step(rows, n, stablehlo=True)
     text = _write_text(folder, traced.stablehlo)
     flops = build.training_flops_per_step(config, experiment.model)
     programs = {"step": _write_program(folder, STEP, traced, (rows, n), text, flops)}
@@ -126,12 +122,6 @@ def as_text(exported: dict) -> str:
         ("losses of the check", ", ".join(f"{loss:.4f}" for loss in exported["check_losses"])),
     ]
     return "\n".join(f"{name:<26}{value}" for name, value in rows)
-
-
-def _traced_step(experiment, report, stablehlo=False):
-    rows, n = experiment.config.batch_size, experiment.config.data.sequence_length
-    report(f"tracing the training step, {rows:,} x {n:,} tokens")
-    return experiment.trace_step(rows, n, stablehlo)
 
 
 def _check_size(config, tokens):

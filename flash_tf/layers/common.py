@@ -1,8 +1,12 @@
 """What several layers share: the paper's initialiser, projections, and the options of a layer as its config."""
 
 import inspect
+import itertools
 
 import keras
+from keras import ops
+
+from kernels_xla.accelerator import on_tpu
 
 
 def normal() -> keras.initializers.Initializer:
@@ -13,6 +17,20 @@ def normal() -> keras.initializers.Initializer:
 def projection(layer: keras.layers.Layer, width: int, name: str) -> keras.layers.Dense:
     """A Keras Dense of `layer`, so that `enable_lora` and `quantize("int8")` reach it."""
     return keras.layers.Dense(width, kernel_initializer=normal(), dtype=layer.dtype_policy, name=name)
+
+
+def parts_of(dense: keras.layers.Dense, x, widths: list) -> list:
+    """The product of `x` with one kernel, cut into parts of `widths`.
+
+    On a GPU one wide product is the faster. A TPU would copy the parts out of it, and their gradients back into it:
+    there each part has a product of its own.
+    """
+    ends = list(itertools.accumulate(widths))[:-1]
+    if not on_tpu() or dense.quantization_mode:
+        return ops.split(dense(x), ends, axis=-1)
+    x, kernel, bias = (ops.cast(tensor, dense.compute_dtype) for tensor in (x, dense.kernel, dense.bias))
+    cut = zip(ops.split(kernel, ends, axis=-1), ops.split(bias, ends), strict=True)
+    return [ops.matmul(x, kernel) + bias for kernel, bias in cut]
 
 
 def check_activation(layer: keras.layers.Layer, name: str) -> None:

@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from flash_tf.layers.common import options, projection
+from flash_tf.layers.common import options, parts_of, projection
 from flash_tf.layers.offset_scale import OffsetScale
 from flash_tf.layers.positions import runtime_zero, token_positions
 from flash_tf.layers.relative_bias import RelativeBias
@@ -61,14 +61,18 @@ class GatedAttentionUnit(keras.layers.Layer):
         self.built = True
 
     def call(self, x, padding_mask=None, segment_ids=None, positions=None, training=None):
-        e, v_width = self.expansion * self.width, self.value_width
-        *gate, v, z = ops.split(ops.silu(self.in_projection(x)), [e, 2 * e] if self.gated else [v_width], axis=-1)
+        *gate, v, z = self.project(x)
         positions = token_positions(x, segment_ids) if positions is None else positions
         heads = self.turn(self.offset_scale(z), positions)
         bias = {} if self.bias is None else {"a": self.bias.a, "b": self.bias.b}
         masks = {"padding_mask": padding_mask, "segment_ids": segment_ids, "offset": runtime_zero(positions)}
         attended = self.attend(heads, v, **bias, **masks)
         return self.out_projection(gate[0] * attended if gate else attended)
+
+    def project(self, x):
+        """`[b, n, d]` -> u, if there is a gate, and v `[b, n, e]`, and z `[b, n, s]`."""
+        widths = [self.value_width] * (1 + self.gated) + [self.key_dim]
+        return [ops.silu(part) for part in parts_of(self.in_projection, x, widths)]
 
     def turn(self, heads, positions):
         """Rotates every head `[b, n, s]` by global positions."""
@@ -97,8 +101,7 @@ class GatedAttentionUnit(keras.layers.Layer):
     def extend(self, x, state, positions=None, valid=None, prepared=None):
         """The next tokens of each row; see `flash_tf.layers.mixers`."""
         check_streams(self, self.obstacle)
-        e, v_width = self.expansion * self.width, self.value_width
-        *gate, v, z = ops.split(ops.silu(self.in_projection(x)), [e, 2 * e] if self.gated else [v_width], axis=-1)
+        *gate, v, z = self.project(x)
         positions = next_positions(state["position"], x.shape[1]) if positions is None else positions
         heads = self.next_heads(z, positions, prepared)
         attended, state = self.attend_next(heads, v, state, valid, prepared)

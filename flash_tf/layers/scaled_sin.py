@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from kernels_xla.rotary import turns
+from kernels_xla.rotary import made_once, waves
 
 
 @keras.saving.register_keras_serializable("flash_tf")
@@ -17,7 +17,7 @@ class ScaledSinusoidalEmbedding(keras.layers.Layer):
       **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:
-      positions: Integers of any shape.
+      positions: Integers `[..., n]`.
 
     Returns:
       Float tensor `[..., d]` in the compute dtype; angles are float32.
@@ -39,8 +39,9 @@ class ScaledSinusoidalEmbedding(keras.layers.Layer):
         self.built = True
 
     def call(self, positions):
-        cos, sin = turns(positions, self.width)
-        return ops.cast(ops.cast(self.a, "float32") * ops.concatenate([sin, cos], axis=-1), self.compute_dtype)
+        cos, sin = waves(positions, self.width)
+        table = made_once(ops.concatenate([sin, cos], axis=-1), positions)
+        return ops.cast(ops.cast(self.a, "float32") * table, self.compute_dtype)
 
     def get_config(self):
         return {**super().get_config(), "width": self.width}

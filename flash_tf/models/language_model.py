@@ -14,6 +14,13 @@ from flash_tf.layers.positions import runtime_zero, token_positions
 from flash_tf.layers.scaled_sin import ScaledSinusoidalEmbedding
 
 
+class TokenEmbedding(keras.layers.ReversibleEmbedding):
+    """An embedding whose rows are cast after they are read: the table's gradient adds up in its own dtype."""
+
+    def add_weight(self, *args, **kwargs):
+        return super().add_weight(*args, **{**kwargs, "autocast": False})
+
+
 class LanguageModel(keras.Model):
     """Token ids `[b, n]` -> logits `[b, n, V]`: `norm(x) E^T + bias`, E being the embedding.
 
@@ -75,11 +82,11 @@ class LanguageModel(keras.Model):
 
     def _make_layers(self):
         same = {"dtype": self.dtype_policy}
-        self.embedding = keras.layers.ReversibleEmbedding(
+        self.embedding = TokenEmbedding(
             self.vocabulary_size,
             self.width,
             embeddings_initializer=normal(),
-            reverse_dtype=self.compute_dtype,  # the table is not cast of itself, and would make float32 logits
+            reverse_dtype=self.compute_dtype,
             name="embedding",
             **same,
         )

@@ -43,7 +43,7 @@ def test_compile_for_a_topology_reports_what_the_step_would_cost_and_needs_no_fo
     assert status == 0, err
     report = json.loads(out)["topology"]
     assert report["fits"] and report["flops"] > 0 and report["topology"] == "v5e:1x1"
-    assert err.splitlines() == ["tracing the training step, 4 x 32 tokens", "compiling it for v5e:1x1"]
+    assert err.splitlines() == ["tracing the training step for a TPU, 4 x 32 tokens", "compiling it for v5e:1x1"]
 
 
 def test_bad_input_is_one_line_and_status_1(tmp_path):

@@ -1,9 +1,8 @@
 """Gated linear unit as a feed-forward network."""
 
 import keras
-from keras import ops
 
-from flash_tf.layers.common import check_activation, options, projection
+from flash_tf.layers.common import check_activation, options, parts_of, projection
 from flash_tf.layers.feedforward import FEEDFORWARDS
 
 
@@ -49,7 +48,7 @@ class GLU(keras.layers.Layer):
         self.built = True
 
     def call(self, x, padding_mask=None, segment_ids=None, positions=None, training=None):
-        gate, value = ops.split(self.in_projection(x), 2, axis=-1)
+        gate, value = parts_of(self.in_projection, x, [self.inner] * 2)
         return self.out_projection(keras.activations.get(self.activation)(gate) * value)
 
     def flops(self, n: int) -> int:

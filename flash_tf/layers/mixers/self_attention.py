@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from flash_tf.layers.common import options, projection
+from flash_tf.layers.common import options, parts_of, projection
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero, token_positions
 from flash_tf.layers.streaming import check_capacity, check_streams, next_positions
@@ -86,7 +86,7 @@ class MultiHeadSelfAttention(keras.layers.Layer):
 
     def _project(self, x, positions):
         """`[b, n, d]` -> q, k, v `[b, n, h, s]`, and the gate `[b, n, d]` if there is one."""
-        q, k, v, *gate = ops.split(self.in_projection(x), 4 if self.gated else 3, axis=-1)
+        q, k, v, *gate = parts_of(self.in_projection, x, [self.width] * (4 if self.gated else 3))
         q, k, v = (ops.reshape(t, (*ops.shape(x)[:2], self.heads, self.width // self.heads)) for t in (q, k, v))
         return (*((rotary(t, positions) for t in (q, k)) if self.rotary else (q, k)), v, *gate)
 

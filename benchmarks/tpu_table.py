@@ -1,0 +1,117 @@
+"""Compiles the paper's models for a TPU at its context lengths, without a TPU: memory, estimated time, and ratios.
+
+    python -m benchmarks.tpu_table --json benchmarks/results/tpu_v4.json
+
+A step is as large as what one of the paper's chips had, 8,192 tokens. A row takes minutes; rows that the file has are
+kept, so that it may be stopped and started again. No time is measured here: all are the compiler's estimates.
+"""
+
+import argparse
+import gc
+import json
+import time
+from pathlib import Path
+
+from benchmarks import device as devices
+from flash_tf.training.progress import Progress
+
+PAPER = json.loads(Path(__file__).with_name("paper_step_ms.json").read_text())
+CONFIGS = [name for name in PAPER if name != "source"]
+BASELINE, LINEAR = "transformer_plus_plus", "flash"
+KEPT = ("fits", "problem", "hbm_bytes", "hbm_limit_bytes", "flops", "hbm_traffic_bytes", "estimated_ms", "roofline_ms")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs it; returns the exit status."""
+    args = _parser().parse_args(arguments)
+    sizes = {n: devices.batch_size(n, args.tokens) for n in args.lengths or devices.LENGTHS[:5]}
+    wanted = [(name, n) for name in args.configs for n in sizes if args.lengths or str(n) in PAPER.get(name, {})]
+    before = _rows(args.json)
+    with devices.libraries_in_log("tpu_table") as console:
+        results = devices.Results(args, "tpu_table", device=args.topology, packages=("tensorflow", "jax", "libtpu"))
+        for row in before:
+            results.add(row)
+        progress = Progress(console)
+        for name, n in wanted:
+            if not any((row["config"], row["n"]) == (name, n) for row in before):
+                progress.line(f"{name}, {sizes[n]:,} x {n:,} tokens")
+                results.add(_measure(name, n, sizes[n], args.topology))
+                gc.collect()  # graphs refer to themselves, and the compiler needs the memory
+    print(as_text(results.rows))
+    return 0
+
+
+def _rows(path):
+    return json.loads(Path(path).read_text())["rows"] if path is not None and Path(path).exists() else []
+
+
+def _measure(name, n, rows, topology):
+    from flash_tf import config
+    from flash_tf.compiling import artifact
+    from flash_tf.compiling import topology as topologies
+    from flash_tf.compiling.programs import Experiment
+    from kernels_xla.accelerator import tracing_for
+
+    overrides = [f"data.sequence_length={n}", f"train.tokens_per_step={n * rows}"]
+    experiment = Experiment(*artifact.prepare(config.load(name, overrides)))
+    with tracing_for("tpu"):
+        serialized = experiment.trace_step(rows, n).serialized
+    del experiment
+    gc.collect()
+    start = time.perf_counter()
+    report = topologies.as_dict(topologies.compile_for(serialized, topology))
+    return {
+        "config": name,
+        "n": n,
+        "sequences": rows,
+        "topology": topology,
+        "commit": devices.commit(),
+        "paper_ms": PAPER.get(name, {}).get(str(n)),
+        "compile_s": time.perf_counter() - start,
+        **{key: report[key] for key in KEPT},
+    }
+
+
+def as_text(rows: list[dict]) -> str:
+    """The rows as a table in Markdown: a model's HBM, estimate and the paper's time at each length, then ratios."""
+    lengths = sorted({row["n"] for row in rows})
+    found = {(row["config"], row["n"]): row for row in rows}
+    lines = ["| model | " + " | ".join(f"n = {n:,}" for n in lengths) + " |", "|---" * (1 + len(lengths)) + "|"]
+    line = lambda name, cell: f"| {name} | " + " | ".join(cell(found.get((name, n))) for n in lengths) + " |"  # noqa: E731
+    names = list(dict.fromkeys(row["config"] for row in rows))
+    lines += [line(name, _cell) for name in names]
+    for task in dict.fromkeys(name.partition("/")[0] for name in names):
+        pairs = [[found.get((f"{task}/{model}", n)) for model in (BASELINE, LINEAR)] for n in lengths]
+        lines.append(f"| {task}: Transformer++ / FLASH | " + " | ".join(map(_ratio, pairs)) + " |")
+    return "\n".join(lines)
+
+
+def _cell(row):
+    if row is None:
+        return "–"
+    if not row["fits"]:
+        return "too large"
+    paper = "" if row["paper_ms"] is None else f" ({row['paper_ms']:g})"
+    return f"{row['estimated_ms']:.1f}{paper} ms, {row['hbm_bytes'] / 2**30:.1f} GiB"
+
+
+def _ratio(pair):
+    if any(row is None or not row["fits"] for row in pair):
+        return "–"
+    slow, fast = pair
+    paper = "" if None in (slow["paper_ms"], fast["paper_ms"]) else f" ({slow['paper_ms'] / fast['paper_ms']:.2f})"
+    return f"{slow['estimated_ms'] / fast['estimated_ms']:.2f}{paper}"
+
+
+def _parser():
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tpu_table", description=__doc__.splitlines()[0])
+    parser.add_argument("--configs", nargs="+", default=CONFIGS, metavar="CONFIG", help="default: all of the paper's")
+    parser.add_argument("--lengths", nargs="+", type=int, metavar="N", help="default: the paper's of each config")
+    parser.add_argument("--tokens", type=int, default=8192, help="of all sequences together (default 8,192)")
+    parser.add_argument("--topology", default="v4:2x2x1:megacore", help="default: a whole v4 chip")
+    devices.takes_result(parser)
+    return parser
+
+
+if __name__ == "__main__":
+    devices.program(main)

@@ -1,0 +1,28 @@
+"""What a program is traced for, where a TPU and a GPU each want their own form of the same function."""
+
+import contextlib
+from collections.abc import Iterator
+
+import keras
+
+_chosen: list[str] = []
+
+
+@contextlib.contextmanager
+def tracing_for(accelerator: str) -> Iterator[None]:
+    """What is traced inside is for "tpu" or "gpu", whatever this machine has, as when it compiles ahead for a TPU.
+
+    Both forms run everywhere and give the same numbers.
+    """
+    if accelerator not in ("tpu", "gpu"):
+        raise ValueError(f"tracing_for takes 'tpu' or 'gpu', got {accelerator!r}")
+    _chosen.append(accelerator)
+    try:
+        yield
+    finally:
+        _chosen.pop()
+
+
+def on_tpu() -> bool:
+    """Whether a TPU is to run what is being traced: as the innermost `tracing_for` says, else if there is one."""
+    return _chosen[-1] == "tpu" if _chosen else any("tpu" in name for name in keras.distribution.list_devices())
