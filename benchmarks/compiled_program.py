@@ -14,7 +14,7 @@ from jaxlib import xla_client
 from flash_tf.compiling import hlo, values
 from flash_tf.compiling.manifest import Argument, Manifest, Program
 
-HELD = ("weight", "slot", "seed")  # roles of what stays on the device from step to step
+HELD = ("weight", "slot", "seed", "state")  # roles of what stays on the device from step to step
 GIB = 2**30
 
 

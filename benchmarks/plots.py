@@ -3,8 +3,9 @@
     python -m benchmarks.plots results/train_step.json results/peers.json --out plots
     python -m benchmarks.plots runs/lm-flash "FLASH, high rate=runs/lm-flash-2" runs/lm-flash_quad --out plots
 
-A file holds rows of training steps: of benchmarks.train_step, benchmarks.peers or benchmarks.run_compiled; or runs, of
-benchmarks.learning. A directory is that of a training run, and may be given a label.
+A file holds rows of training steps: of benchmarks.train_step, benchmarks.peers or benchmarks.run_compiled, whose rows
+of decoding are left out; or runs, of benchmarks.learning. A directory is that of a training run, and may be given a
+label.
 """
 
 import argparse
@@ -66,7 +67,7 @@ def read(path: str) -> list[dict[str, Any]]:
         result = json.loads(Path(path).read_text())
         rows = result.get("rows", [result])
         shared = {"framework": "TensorFlow", **{name: result[name] for name in ("device", "commit")}}
-        rows = [{**shared, **row} for row in rows]
+        rows = [{**shared, **row} for row in rows if row.get("program") != "decode"]
         for row in rows:
             row["task"] = TASKS.get(row["task"], row["task"])
             if missing := [name for name in NEEDED if name not in row]:

@@ -1,4 +1,4 @@
-"""Runs a training step that `flash-tf compile` exported: proves and times it, or trains with it on a token file.
+"""Runs what `flash-tf compile` exported: proves and times the step, times decoding; or trains on a token file.
 
     python -m benchmarks.run_compiled ARTIFACT --json FILE
     python -m benchmarks.run_compiled ARTIFACT --tokens train.npy --validation validation.npy --out runs/lm
@@ -9,6 +9,7 @@ directory: `flash-tf evaluate` reads its weights. A run that was killed goes on 
 """
 
 import argparse
+import gc
 import os
 
 import numpy as np
@@ -19,6 +20,7 @@ from flash_tf.training.progress import Progress
 
 TRAINING = ("validation", "out", "evaluate_every", "save_every", "shard_mib", "set")  # options that only training takes
 STEPS = 20  # timed
+NAMES = 16  # width of the column
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -43,17 +45,23 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _time(args, artifact, device, options, progress):
-    from benchmarks.compiled_timing import measure
+    from benchmarks import compiled_decoding, compiled_timing
 
     steps = STEPS if args.steps is None else args.steps
     if steps < 10:
         raise ValueError(f"--steps must be 10 or more, for a median, got {steps}")
     results = devices.Results(args, "run_compiled", device=device.device_kind, packages=("jax", "jaxlib", "numpy"))
     progress.line(f"compiling {args.artifact} for {device.device_kind}")
-    row = measure(args.artifact, artifact, device, steps=steps, options=options)
-    row["xla_flags"] = os.environ.get("XLA_FLAGS", "")  # noqa: TID251  recorded, not obeyed: XLA reads it itself
-    results.add(row)
-    print(_as_text(row, device))
+    flags = {"xla_flags": os.environ.get("XLA_FLAGS", "")}  # noqa: TID251  recorded, not obeyed: XLA reads it itself
+    row = compiled_timing.measure(args.artifact, artifact, device, steps=steps, options=options)
+    results.add({**row, **flags})
+    print(_as_text(row, device), flush=True)
+    if "decode" in artifact.programs:
+        gc.collect()  # the step's variables, before the decoder's
+        progress.line(f"compiling its decoding for {device.device_kind}")
+        for row in compiled_decoding.measure(args.artifact, artifact, device, options=options):
+            results.add({**row, **flags})
+            print(_decoding_as_text(row), flush=True)
 
 
 def _as_text(row, device):
@@ -70,7 +78,14 @@ def _as_text(row, device):
         "model FLOP/s": f"{rate / 1e12:,.3f} T" + (f", MFU {mfu:.1%}" if mfu else ""),
         "memory": f"{row['peak_bytes'] / 2**30:.2f} GiB" + (f", {held / 2**30:.2f} at most held" if held else ""),
     }
-    return "\n".join(f"{name:<14}{text}" for name, text in lines.items())
+    return "\n".join(f"{name:<{NAMES}}{text}" for name, text in lines.items())
+
+
+def _decoding_as_text(row):
+    context = row["context"]
+    rate = f"{row['ms_per_token']:.3f} ms a token, {row['tokens_per_second']:,.0f} tokens/s"
+    where = f"batch {row['batch']:,}, {row['peak_bytes'] / 2**30:.2f} GiB"
+    return f"{f'decode {context:,}':<{NAMES}}{rate}, {where}"
 
 
 def _train(args, artifact, device, options, progress):

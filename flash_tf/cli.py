@@ -68,11 +68,16 @@ def _parser() -> argparse.ArgumentParser:
     _takes_config(describe)
     describe.add_argument("--json", action="store_true", help="print one JSON object")
 
-    compiles = _command(commands, "compile", _compile, "export the training step, or compile it for a TPU topology")
+    compiles = _command(
+        commands, "compile", _compile, "export training step and decoding, or compile the step for a TPU"
+    )
     _takes_config(compiles)
     compiles.add_argument("--out", metavar="DIR", help="where the artifact goes: a new folder, or an older artifact's")
     compiles.add_argument(
         "--check-tokens", type=int, metavar="N", help="tokens of the step that proves a runner right (default ≤ 1,024)"
+    )
+    compiles.add_argument(
+        "--decode-batch", type=int, metavar="N", help="texts that a causal model decodes together (default 1)"
     )
     compiles.add_argument("--topology", metavar="T", help="compile for TPUs, as v4:2x2x1, and say what it would cost")
     compiles.add_argument("--json", action="store_true", help="print one JSON object")
@@ -138,6 +143,8 @@ def _describe(args, log):
 def _compile(args, log):
     if args.out is None and args.topology is None:
         raise ValueError("compile needs --out, --topology or both")
+    if args.out is None and args.decode_batch is not None:
+        raise ValueError("--decode-batch needs --out: decoding is exported, not compiled for a topology")
     from flash_tf import config
     from flash_tf.compiling import artifact, topology, tpu_chips
     from flash_tf.compiling.programs import Experiment
@@ -148,7 +155,8 @@ def _compile(args, log):
     progress, found, texts, problem = log.progress(), {}, [], ""
     experiment = Experiment(*artifact.prepare(config.load(args.config, args.set)))
     if args.out is not None:
-        found = artifact.export(args.config, experiment, args.out, args.check_tokens, progress.line)
+        sizes = {"check_tokens": args.check_tokens, "decode_batch": args.decode_batch}
+        found = artifact.export(args.config, experiment, args.out, report=progress.line, **sizes)
         texts.append(artifact.as_text(found))
     if args.topology is not None:
         rows, n = experiment.config.batch_size, experiment.config.data.sequence_length

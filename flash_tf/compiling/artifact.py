@@ -1,4 +1,4 @@
-"""A training step as a folder of files, which `benchmarks/run_compiled.py` runs with NumPy and JAX alone."""
+"""Training steps and decoding as a folder of files, which `benchmarks.run_compiled` runs with NumPy and JAX alone."""
 
 import gc
 import gzip
@@ -23,9 +23,10 @@ Report = Callable[[str], None]
 
 CHECK_LENGTH, CHECK_STEPS = 1024, 3
 GZIPPED_FROM = 2**20  # bytes of a text
-STEP, FORWARD, CHECKED = (f"{name}.hlo.pb" for name in ("step", "forward", "check"))
+DECODE_BATCH, DECODE_TOKENS = 1, 64  # a call of decoding: rows by default, and tokens of each
+STEP, FORWARD, CHECKED, DECODE = (f"{name}.hlo.pb" for name in ("step", "forward", "check", "decode"))
 STABLEHLO = ("step.stablehlo.mlir", "step.stablehlo.mlir.gz")
-OURS = {STEP, FORWARD, CHECKED, *STABLEHLO, MANIFEST, f"{MANIFEST}.partial", CONFIG, TOKENIZER}
+OURS = {STEP, FORWARD, CHECKED, DECODE, *STABLEHLO, MANIFEST, f"{MANIFEST}.partial", CONFIG, TOKENIZER}
 
 
 def prepare(config: Config) -> tuple[Config, Tokenizer | TokenIds]:
@@ -47,7 +48,14 @@ def prepare(config: Config) -> tuple[Config, Tokenizer | TokenIds]:
     return config, TokenIds(needed)
 
 
-def export(name: str, experiment: Experiment, out: str, check_tokens: int | None, report: Report) -> dict:
+def export(
+    name: str,
+    experiment: Experiment,
+    out: str,
+    check_tokens: int | None,
+    report: Report,
+    decode_batch: int | None = None,
+) -> dict:
     """Writes an artifact.
 
     Args:
@@ -56,15 +64,16 @@ def export(name: str, experiment: Experiment, out: str, check_tokens: int | None
       out: A folder that is new, empty or an artifact, which is replaced.
       check_tokens: Tokens of the check's batch; None for one sequence of 1,024, or of n where that is less.
       report: Called with a line about what comes next.
+      decode_batch: Rows that are decoded together, of a model that decodes; None for one.
 
     Returns:
       The sizes of the `files`, `parameters`, `tokens_per_step`, `flops_per_step` and `check_losses`.
 
     Raises:
-      ValueError: When the folder holds something else, or the check's tokens make no batch.
+      ValueError: When the folder holds something else, the check's tokens make no batch, or `decode_batch` is none.
     """
     config, tokenizer = experiment.config, experiment.tokenizer
-    check_size = _check_size(config, check_tokens)
+    check_size, decoded = _check_size(config, check_tokens), _decoded(experiment, decode_batch)
     folder = _claim(out)
     n, rows = config.data.sequence_length, config.batch_size
     at_once = min(max(1, EVALUATED_AT_ONCE // n), rows)
@@ -73,13 +82,17 @@ def export(name: str, experiment: Experiment, out: str, check_tokens: int | None
     traced = experiment.trace_step(rows, n, stablehlo=True)
     text = _write_text(folder, traced.stablehlo)
     flops = build.training_flops_per_step(config, experiment.model)
-    programs = {"step": _write_program(folder, STEP, traced, (rows, n), text, flops)}
+    programs = {"step": _write_program(folder, STEP, traced, (rows, n), "record", stablehlo=text, flops=flops)}
     report(f"tracing the evaluation, {at_once:,} x {n:,} tokens")
     traced = experiment.trace_forward(at_once, n)
-    programs["forward"] = _write_program(folder, FORWARD, traced, (at_once, n))
+    programs["forward"] = _write_program(folder, FORWARD, traced, (at_once, n), "sums")
     report(f"tracing the check, {check_size[0]:,} x {check_size[1]:,} tokens")
     traced = experiment.trace_step(*check_size)
-    programs["check"] = _write_program(folder, CHECKED, traced, check_size)
+    programs["check"] = _write_program(folder, CHECKED, traced, check_size, "record")
+    if decoded is not None:
+        report(f"tracing decoding, {decoded[0]:,} x {decoded[1]:,} tokens")
+        traced = experiment.trace_decode(*decoded)
+        programs["decode"] = _write_program(folder, DECODE, traced, decoded, "chosen", capacity=experiment.capacity)
     del traced
     gc.collect()  # graphs of large models take as much as their weights, and refer to themselves
 
@@ -137,6 +150,21 @@ def _check_size(config, tokens):
     return rows, length
 
 
+def _decoded(experiment, rows):
+    """Rows and tokens of a call of decoding; None where the model does not decode."""
+    model, capacity = experiment.model, experiment.capacity
+    if (obstacle := model.mixers[0].obstacle) is not None:
+        if rows is not None:
+            raise ValueError(
+                f"--decode-batch needs a model that decodes, {experiment.config.model['type']} does not: {obstacle}"
+            )
+        return None
+    rows = DECODE_BATCH if rows is None else rows
+    if rows < 1:
+        raise ValueError(f"--decode-batch must be positive, got {rows}")
+    return rows, DECODE_TOKENS if capacity is None else min(DECODE_TOKENS, capacity)
+
+
 def _claim(out):
     """The folder, without an older artifact's files; its manifest goes first, so that no half of one looks whole."""
     folder = Path(out)
@@ -161,19 +189,19 @@ def _write_text(folder, text):
     return gzipped
 
 
-def _write_program(folder, file, traced, size, stablehlo=None, flops=None):
+def _write_program(folder, file, traced, size, result, **known):
+    """Writes it; `known` are what other fields of `Program` there are to fill."""
     (folder / file).write_bytes(traced.serialized)
     rows, n = size
     return Program(
         file=file,
-        stablehlo=stablehlo,
         arguments=traced.arguments,
-        results=("record",) if traced.replaces else ("sums",),
+        results=(result,),
         replaces=traced.replaces,
         batch_size=rows,
         sequence_length=n,
         tokens=rows * n,
-        flops=flops,
+        **{"stablehlo": None, "flops": None, **known},
     )
 
 

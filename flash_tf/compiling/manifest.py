@@ -14,12 +14,14 @@ class Argument:
     """One argument of a program.
 
     Attributes:
-      name: The variable's path, or what the argument is: `tokens`, `window`, `segment_ids`, `step`, `rate`.
+      name: The variable's path, or what the argument is: `tokens`, `window`, `segment_ids`, `step`, `rate`,
+        `token`, or the name of a state's entry.
       role: "batch", "step" (steps done before, int64), "rate" (the learning rate), "weight", "slot" (a mean that AdamW
-        keeps of a weight's gradient: `m/` and the weight's name, or `v/`), or "seed" (of dropout; the step sets it).
+        keeps of a weight's gradient: `m/` and the weight's name, or `v/`), "seed" (of dropout; the step sets it),
+        "token" (the last of each row, which the state has not seen), or "state" (an entry of a decoder's).
       shape: Its shape.
       dtype: NumPy's name of its type.
-      initialiser: What a weight, slot or seed is made of, see `values.initial`; None of others.
+      initialiser: What a weight, slot, seed or state is made of, see `values.initial`; None of others.
     """
 
     name: str
@@ -37,13 +39,15 @@ class Program:
       file: Serialized HLO.
       stablehlo: The same as text; None where it is not kept.
       arguments: In their order.
-      results: What comes first among the results: `record` (the step's, float32 [columns]) or `sums` (float32 [1 + V]:
-        the summed negative log-likelihood, then how often each token was to be predicted). New variables follow.
+      results: What comes first among the results: `record` (the step's, float32 [columns]), `sums` (float32 [1 + V]:
+        the summed negative log-likelihood, then how often each token was to be predicted), or `chosen` (int32 [batch,
+        tokens of a call], what was decoded). New variables follow.
       replaces: Number of a result -> number of the argument whose next value it is.
       batch_size: Sequences.
-      sequence_length: n.
+      sequence_length: n; of decoding, the tokens that a call adds to each row.
       tokens: Of a batch.
       flops: Model FLOPs of a training step; None of a program that does not train.
+      capacity: The most tokens of a row that is decoded; None where nothing bounds it, and of what does not decode.
     """
 
     file: str
@@ -55,6 +59,7 @@ class Program:
     sequence_length: int
     tokens: int
     flops: int | None
+    capacity: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,7 +94,7 @@ class Manifest:
       columns: What a step's record is.
       seed: Of the initial values, the masks, dropout and the order of windows.
       numbers: `values.fingerprint` of that seed.
-      programs: `step`, and what else there is.
+      programs: `step`, `forward`, `check`, and `decode` where the model can.
       check: What the program `check` must give.
     """
 
@@ -148,4 +153,5 @@ def read(directory: str) -> Manifest:
 def _program(values):
     arguments = tuple(Argument(**{**a, "shape": tuple(a["shape"])}) for a in values["arguments"])
     replaces = {int(result): argument for result, argument in values["replaces"].items()}
-    return Program(**{**values, "arguments": arguments, "replaces": replaces})
+    results = tuple(values["results"])
+    return Program(**{**values, "arguments": arguments, "results": results, "replaces": replaces})

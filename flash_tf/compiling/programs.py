@@ -1,4 +1,4 @@
-"""Traces the training step and its companions to HLO, by the very functions that `flash-tf train` calls."""
+"""Traces decoding, and the training step and its companions, by the very functions that `train` calls, to HLO."""
 
 import dataclasses
 from collections.abc import Callable
@@ -12,6 +12,7 @@ from flash_tf import describing
 from flash_tf.compiling import values
 from flash_tf.compiling.manifest import Argument
 from flash_tf.config import Config
+from flash_tf.generation import greedy
 from flash_tf.training import build
 from flash_tf.training.evaluator import Evaluator
 from flash_tf.training.objective import OBJECTIVES
@@ -20,6 +21,7 @@ from flash_tf.training.step import TrainStep
 
 STEP = (Argument(name="step", role="step", shape=(), dtype="int64"),)
 RATE = (Argument(name="rate", role="rate", shape=(), dtype="float32"),)
+ZERO = {"kind": "constant", "value": 0.0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,16 +84,21 @@ class Experiment:
             batches=lambda: None,
             counts_words=False,
         )
-        zero = {"kind": "constant", "value": 0.0}
         self._held = [(v, _held(v, path, "weight", initialisers[path])) for path, v in weights.items()]
-        self._held += [(v, _held(v, path, "slot", zero)) for path, v in self.optimizer.state().items()]
+        self._held += [(v, _held(v, path, "slot", ZERO)) for path, v in self.optimizer.state().items()]
         seeds = enumerate(state.value for state in self._step.seeds)
-        self._held += [(v, _held(v, f"seed/{i}", "seed", zero)) for i, v in seeds]
+        self._held += [(v, _held(v, f"seed/{i}", "seed", ZERO)) for i, v in seeds]
 
     @property
     def parameters(self) -> int:
         """How many numbers are trained."""
         return sum(v.shape.num_elements() for v, argument in self._held if argument.role == "weight")
+
+    @property
+    def capacity(self) -> int | None:
+        """The most tokens of a row that is decoded; None where neither the state nor learned positions bound it."""
+        bounded = self.model.mixers[0].grows or self.model.max_length is not None
+        return self.config.data.sequence_length if bounded else None
 
     @property
     def draws(self) -> bool:
@@ -124,6 +131,27 @@ class Experiment:
         names = [argument.name for argument in batch]
         return self._trace(lambda *given: self._evaluator.sums(dict(zip(names, given, strict=True))), batch, False)
 
+    def trace_decode(self, rows: int, steps: int) -> Traced:
+        """Greedy decoding of `steps` tokens; see `flash_tf.generation.decode`.
+
+        Its arguments are the last token of each row, int32 `[rows]`, the state by name, and weights; its results the
+        chosen tokens, int32 `[rows, steps]`, and the state, each entry in its argument's place.
+        """
+        capacity = self.capacity if self.model.mixers[0].grows else None
+        empty = tf.function(lambda: self.model.initial_state(rows, capacity), autograph=False)
+        state = sorted(empty.get_concrete_function().structured_outputs.items())  # traced, not made: it may be large
+        arguments = [Argument(name="token", role="token", shape=(rows,), dtype="int32")]
+        arguments += [_held(x, name, "state", ZERO) for name, x in state]
+
+        def decode(token, *given):
+            held = {name: x for (name, _), x in zip(state, given, strict=True)}
+            chosen, held = greedy(self.model, token, held, steps)
+            return chosen, *(held[name] for name, _ in state)
+
+        traced = self._trace(decode, tuple(arguments), False)
+        replaces = {i: i for i in range(1, len(arguments))}
+        return dataclasses.replace(traced, serialized=_in_place(traced.serialized, replaces), replaces=replaces)
+
     def assign_initial_values(self) -> None:
         """Gives every variable the value that whoever runs the programs starts from; one at a time is held twice."""
         for variable, argument in self._held:
@@ -136,7 +164,7 @@ class Experiment:
         held = {id(variable.handle): argument for variable, argument in self._held}
         captured = compiled.get_concrete_function(*specs).captured_inputs
         if unknown := [handle for handle in captured if id(handle) not in held]:
-            raise ValueError(f"the step reads {unknown[0]}, which is none of the model's weights, slots and seeds")
+            raise ValueError(f"the program reads {unknown[0]}, which is none of the model's weights, slots and seeds")
         ir = compiled.experimental_get_compiler_ir(*specs)
         serialized = ir(stage="hlo_serialized")
         aliases = hlo_pb2.HloModuleProto.FromString(serialized).input_output_alias.entries
@@ -149,8 +177,25 @@ class Experiment:
 
 
 def _held(variable, name, role, initialiser):
+    """A variable, or a tensor that is handed on like one, as an argument."""
     shape, dtype = tuple(variable.shape.as_list()), variable.dtype.name
     return Argument(name=name, role=role, shape=shape, dtype=dtype, initialiser=initialiser)
+
+
+def _in_place(serialized, replaces):
+    """A decoder whose results take over arguments' memory, which a trace arranges for variables alone."""
+    module = hlo_pb2.HloModuleProto.FromString(serialized)
+    for result, argument in replaces.items():
+        module.input_output_alias.entries.add(
+            output_shape_index=[result], parameter_number=argument, kind=hlo_pb2.MAY_ALIAS
+        )
+    # A scatter of decoding writes each row of the state once. A trace does not say so; a GPU that is told takes plain
+    # stores instead of atomic ones.
+    for computation in module.computations:
+        for instruction in computation.instructions:
+            if instruction.opcode == "scatter":
+                instruction.unique_indices = True
+    return module.SerializeToString()
 
 
 def _initialisers(config: Config) -> dict[str, dict]:

@@ -38,7 +38,8 @@ def exported(tmp_path_factory):
 def test_an_artifact_has_all_its_files_and_the_manifest_reads_back(exported):
     experiment, out, summary = exported
     assert {path.name for path in out.iterdir()} == set(summary["files"]) == {
-        "step.hlo.pb", "step.stablehlo.mlir", "forward.hlo.pb", "check.hlo.pb", "manifest.json", "config.yaml"
+        "step.hlo.pb", "step.stablehlo.mlir", "forward.hlo.pb", "check.hlo.pb", "decode.hlo.pb", "manifest.json",
+        "config.yaml",
     }  # fmt: skip
     made = manifest.read(str(out))
     assert made.config == json.loads((out / "manifest.json").read_text())["config"]

@@ -16,16 +16,17 @@ def command(folder, *arguments):
 @pytest.mark.slow
 def test_compile_writes_an_artifact_says_what_comes_next_and_ends_with_a_table(tmp_path):
     status, out, err = command(
-        tmp_path, "--out", tmp_path / "artifact", "--check-tokens", "64", "--set", "train.seed=3"
+        tmp_path, "--out", tmp_path / "artifact", "--check-tokens", 64, "--decode-batch", 2, "--set", "train.seed=3"
     )
     assert status == 0, err
     lines = err.splitlines()
     assert lines[0] == "tracing the training step, 4 x 32 tokens" and "tracing the check, 2 x 32 tokens" in lines
-    assert lines[-1] == "TensorFlow's step 3 of 3 of the check" and len(lines) == 7
+    assert "tracing decoding, 2 x 64 tokens" in lines
+    assert lines[-1] == "TensorFlow's step 3 of 3 of the check" and len(lines) == 8
     table = dict(line.split("  ", 1) for line in out.splitlines())
     assert table["tokens a step"].strip() == "128" and "step.hlo.pb" in table
     made = manifest.read(str(tmp_path / "artifact"))
-    assert made.seed == 3 and made.programs["check"].tokens == 64
+    assert made.seed == 3 and made.programs["check"].tokens == 64 and made.programs["decode"].batch_size == 2
 
     (tmp_path / "artifact/tokenizer.model").write_text("of an older artifact")
     status, out, err = command(tmp_path, "--out", tmp_path / "artifact", "--json")
@@ -49,11 +50,17 @@ def test_compile_for_a_topology_reports_what_the_step_would_cost_and_needs_no_fo
 def test_bad_input_is_one_line_and_status_1(tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other/mine.txt").write_text("mine")
-    out = ["--out", tmp_path / "artifact"]
+    out, masked = ["--out", tmp_path / "artifact"], ["--set", "model.type=masked_lm"]
     for arguments, line in [
         ([], "flash-tf: compile needs --out, --topology or both"),
         (["--topology", "v9:1x1"], "flash-tf: there is no TPU topology 'v9:1x1'"),
         ([*out, "--check-tokens", "48"], "flash-tf: --check-tokens must be a multiple of data.sequence_length (32)"),
+        (["--topology", "v5e:1x1", "--decode-batch", 2], "flash-tf: --decode-batch needs --out"),
+        ([*out, "--decode-batch", 0], "flash-tf: --decode-batch must be positive, got 0"),
+        (
+            [*out, "--decode-batch", 2, *masked],
+            "flash-tf: --decode-batch needs a model that decodes, masked_lm does not",
+        ),
         (["--out", tmp_path / "other"], f"flash-tf: {tmp_path}/other holds something else (mine.txt)"),
         ([*out, "--set", "train.tokens_per_step=33"], "train.tokens_per_step (33) must be a multiple of"),
         ([*out, "--set", "data.tokenizer=nowhere.model"], "flash-tf: tokenizer model nowhere.model cannot be read"),
