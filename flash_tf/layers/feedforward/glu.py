@@ -26,6 +26,7 @@ class GLU(keras.layers.Layer):
       Float tensor `[..., d]`.
 
     Example:
+      >>> from keras import ops
       >>> GLU()(ops.ones((2, 10, 16))).shape
       TensorShape([2, 10, 16])
     """
