@@ -3,8 +3,8 @@
     python -m benchmarks.train_step --task mlm --json benchmarks/results/mlm.json
     python -m benchmarks.train_step --exported exports/lm-flash-512 exports/lm-flash-8192 --json lm.json
 
-The first builds the models of the paper's configs and runs the step in TensorFlow, compiled whole by XLA. The second
-runs what `flash-tf compile` exported, and needs NumPy and JAX alone.
+The first builds the models of the paper's configs and runs the step in TensorFlow, compiled whole by XLA unless
+`--set train.jit_compile=false`. The second runs what `flash-tf compile` exported, and needs NumPy and JAX alone.
 """
 
 import argparse
@@ -150,7 +150,7 @@ def _tensorflow_steps(experiment, steps):
     }
     made_up = values.made_up(shapes, config.model["vocabulary_size"], config.train.seed)
     batch = {name: tf.constant(x) for name, x in made_up.items()}
-    step = tf.function(experiment.train_step, jit_compile=True, autograph=False)
+    step = tf.function(experiment.train_step, jit_compile=config.train.jit_compile is not False, autograph=False)
     rate = tf.constant(config.optimizer.learning_rate, tf.float32)
 
     start = time.perf_counter()

@@ -91,7 +91,7 @@ class TrainConfig:
     seed: int = 0
     precision: Literal["float32", "mixed_bfloat16"] = "mixed_bfloat16"
     accumulate: int = 1  # micro-batches whose gradients make one step
-    jit_compile: Literal["auto"] | bool = "auto"  # XLA around forward and backward; auto: where there is a GPU
+    jit_compile: Literal["auto"] | bool = "auto"  # XLA for forward and backward; auto: where it is faster
     checkpoint_every: int = 1_000  # steps
     keep: int = 3  # newest checkpoints, beside the best
 

@@ -4,7 +4,6 @@ Works on the text of an optimized HLO module and needs no library: `parse` gives
 run, with how often each does.
 """
 
-import collections
 import dataclasses
 import functools
 import re
@@ -17,6 +16,7 @@ BITS = re.compile(r"\d+")
 
 BRANCHES = ("branch_computations", "true_computation", "false_computation")
 CALLEES = ("calls", "to_apply", *BRANCHES)  # attributes that name computations, but for loops
+NO_ESTIMATE = 2**63 - 1
 BUFFERS = ("AllocateBuffer", "ConcatBitcast")  # custom calls that only name memory
 
 # What an asynchronous pair does is in its start.
@@ -65,9 +65,9 @@ class Instruction:
 
     @functools.cached_property
     def cycles(self) -> int | None:
-        """The compiler's estimate of one run, None where it makes none."""
+        """The compiler's estimate of one run, None where it makes none: it writes the largest integer there too."""
         found = re.search(r'"estimated_cycles":"(\d+)"', self.text)
-        return int(found[1]) if found else None
+        return int(found[1]) if found and int(found[1]) < NO_ESTIMATE else None
 
     @property
     def op_name(self) -> str:
@@ -220,15 +220,15 @@ def readable(op_name: str) -> str:
     return gradient if gradient == path else f"gradient of {gradient}"
 
 
-def unestimated(steps: list[Step], least: int = 2**16) -> dict[str, int]:
-    """Opcode -> how many instructions run without an estimate, of those whose results have `least` bytes or more.
+def without_estimate(steps: list[Step], least: int = 2**16) -> list[Step]:
+    """What runs without an estimate, of the instructions whose results have `least` bytes or more.
 
     The transfers that run beside the computation have none by design, and are left out.
     """
-    counts = collections.Counter()
-    for step in steps:
-        one = step.instruction
-        large = sum(a.bytes for a in one.arrays) >= least
-        if one.cycles is None and large and not (step.beside or one.opcode in FREE or one.names_memory):
-            counts[one.opcode] += step.times
-    return dict(counts)
+    return [
+        step
+        for step in steps
+        for one in [step.instruction]
+        if one.cycles is None and not (step.beside or one.opcode in FREE or one.names_memory)
+        if sum(a.bytes for a in one.arrays) >= least
+    ]

@@ -39,6 +39,8 @@ class Report:
       estimated_ms: The same at the chip's clock.
       roofline_ms: FLOPs at the bfloat16 peak or `hbm_traffic_bytes` at HBM's bandwidth, whichever takes longer.
       unestimated: Opcode -> how many operations of 64 KiB or more have no estimate.
+      unestimated_traffic_bytes: Their part of `hbm_traffic_bytes`.
+      unestimated_ms: What they would take at HBM's bandwidth, the least that `estimated_ms` leaves out.
       loops: `name` and `trip_count` of each loop.
       costliest: The ten kinds of operation with most of the cycles; see `schedule.costliest`.
       padding_waste: Share of the matrix unit's work that goes into padding.
@@ -58,6 +60,8 @@ class Report:
     estimated_ms: float | None = None
     roofline_ms: float | None = None
     unestimated: dict[str, int] | None = None
+    unestimated_traffic_bytes: int | None = None
+    unestimated_ms: float | None = None
     loops: list[dict] | None = None
     costliest: list[dict] | None = None
     padding_waste: float | None = None
@@ -87,6 +91,7 @@ def compile_for(serialized: bytes, topology: str) -> Report:
         problem="",
         estimated_ms=1e3 * result["estimated_cycles"] / device.clock,
         roofline_ms=1e3 * max(times),
+        unestimated_ms=1e3 * result["unestimated_traffic_bytes"] / device.bandwidth,
         **result,
     )
 
@@ -163,7 +168,7 @@ def _figures(r):
     rows += [("loop", f"{loop['name']} runs {loop['trip_count']:,} times") for loop in r.loops]
     if r.unestimated:
         counted = ", ".join(f"{n} {opcode}" for opcode, n in sorted(r.unestimated.items()))
-        rows.append(("without estimate", counted))
+        rows.append(("without estimate", f"{counted}: {r.unestimated_ms:,.2f} ms at HBM's bandwidth"))
     return rows
 
 

@@ -4,6 +4,7 @@
 Without a topology it compiles for the CPU at hand. `topology` starts it and says what comes back.
 """
 
+import collections
 import glob
 import json
 import re
@@ -82,12 +83,17 @@ def _on_tpu(folder, topology):
     module = schedule.parse(text)
     loops = Loops(module)
     steps = list(schedule.walk(module, loops.trips))
+    rest = schedule.without_estimate(steps)
+    counts = collections.Counter()
+    for step in rest:
+        counts[step.instruction.opcode] += step.times
     return {
         "hbm_bytes": _memory(program),
         **LoopCosts(text, module, loops).total(program.cost_analysis()),
         "hbm_traffic_bytes": tpu_memory.hbm_traffic(module, steps),
         "estimated_cycles": schedule.cycles(steps),
-        "unestimated": schedule.unestimated(steps),
+        "unestimated": dict(counts),
+        "unestimated_traffic_bytes": tpu_memory.hbm_traffic(module, rest),
         "loops": [{"name": name, "trip_count": count} for name, count in loops.found.items()],
         "costliest": schedule.costliest(steps),
         "padding_waste": tpu_products.padding_waste(module, steps, device.unit),

@@ -19,7 +19,7 @@ from flash_tf.training.evaluator import Evaluator, per_replica
 from flash_tf.training.objective import OBJECTIVES
 from flash_tf.training.optimizer import AdamW
 from flash_tf.training.progress import Progress, peak_flops
-from flash_tf.training.step import TrainStep
+from flash_tf.training.step import TrainStep, uses_xla
 from flash_tf.training.strategy import is_chief, make_strategy
 from flash_tf.training.trainer import Trainer
 
@@ -194,11 +194,8 @@ def _make_trainer(run, stream):
         dataset = stream.dataset(position, config.batch_size, context.num_input_pipelines, context.input_pipeline_id)
         return per_replica(dataset, rows, context)
 
-    use_xla = config.train.jit_compile
-    if use_xla == "auto":  # a TPU's strategy compiles the whole replica function anyway
-        use_xla = bool(tf.config.list_logical_devices("GPU"))
     return Trainer(
-        step=TrainStep(run.model, run.objective, run.optimizer, config, jit_compile=use_xla),
+        step=TrainStep(run.model, run.objective, run.optimizer, config, jit_compile=uses_xla(config, run.model)),
         strategy=run.strategy,
         global_step=run.step,
         dataset=run.strategy.distribute_datasets_from_function(pipeline),

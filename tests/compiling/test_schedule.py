@@ -199,14 +199,23 @@ def test_operations_that_differ_by_their_layer_alone_are_one_row():
     assert second["operation"] == "gradient of lm/mixer/mul/Mul" and second["share"] == pytest.approx(70 / 377)
 
 
-def test_large_operations_without_an_estimate_are_counted_and_transfers_are_not():
+def names_without_estimate(text):
+    return [step.instruction.name for step in schedule.without_estimate(read(text)[2])]
+
+
+def test_large_operations_without_an_estimate_are_found_and_transfers_are_not():
     large = ASYNC.replace("64,64", "512,512")
-    assert schedule.unestimated(read(large)[2]) == {}
+    assert names_without_estimate(large) == []
     for opcode, number in (("exponential(%x)", 50), ("negate(%p)", 300), ("add(%exp.1, %copy-done)", 20)):
         large = large.replace(f"{opcode}, {estimate(number)}", opcode)
-    assert schedule.unestimated(read(large)[2]) == {"exponential": 1, "add": 1}  # what is negated is so beside the rest
-    small = large.replace("512,512", "64,64")
-    assert schedule.unestimated(read(small)[2]) == {}
+    assert names_without_estimate(large) == ["exp.1", "add.2"]  # what is negated is so beside the rest
+    assert names_without_estimate(large.replace("512,512", "64,64")) == []
+
+
+def test_the_largest_integer_is_no_estimate():
+    text = ASYNC.replace("64,64", "512,512").replace(estimate(50), estimate(2**63 - 1))
+    assert names_without_estimate(text) == ["exp.1"]
+    assert schedule.cycles(read(text)[2]) == schedule.cycles(read(ASYNC)[2]) - 50
 
 
 def test_text_that_is_no_program_is_an_error():

@@ -48,6 +48,7 @@ def write(folder, **sections):
             "tokens_per_step": 4 * LENGTH,
             "steps_per_loop": 1,
             "precision": "float32",
+            "jit_compile": False,  # models this small would take longer to compile than to train
             "checkpoint_every": 2,
         },
         "evaluation": {"every": 4},

@@ -4,7 +4,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from flash_tf import config
 from flash_tf.config import OptimizerConfig
+from flash_tf.models.causal_lm import CausalLM
+from flash_tf.models.masked_lm import MaskedLM
+from flash_tf.training.step import uses_xla
 from tests import numerics
 from tests.training import runs
 
@@ -107,5 +111,24 @@ def test_two_micro_batches_give_the_steps_of_one_batch(tmp_path, sections):
     runs.in_child(runs.train, path, tmp_path / "two", "train.steps=4", "train.accumulate=2")
     runs.finish(one)
     got, want = (np.array(runs.losses(tmp_path / name)) for name in ("two", "one"))
+    assert len(want) == 4
+    assert numerics.relative_error(got, want) < numerics.FLOAT32_RUN
+
+
+@pytest.mark.parametrize(("setting", "causal", "masked"), [("auto", True, False), ("true", True, True)])
+def test_on_a_cpu_xla_compiles_causal_models_unless_the_config_says_otherwise(tmp_path, setting, causal, masked):
+    runs.corpus(tmp_path)
+    values = config.load(runs.write(tmp_path), [f"train.jit_compile={setting}"])
+    assert (uses_xla(values, CausalLM), uses_xla(values, MaskedLM)) == (causal, masked)
+
+
+@pytest.mark.slow
+def test_a_step_that_xla_compiles_gives_the_losses_of_one_that_it_does_not(tmp_path):
+    runs.corpus(tmp_path)
+    path = runs.write(tmp_path, **CAUSAL)
+    plain = runs.start(runs.train, path, tmp_path / "plain", "train.steps=4")
+    runs.in_child(runs.train, path, tmp_path / "xla", "train.steps=4", "train.jit_compile=auto")
+    runs.finish(plain)
+    got, want = (np.array(runs.losses(tmp_path / name)) for name in ("xla", "plain"))
     assert len(want) == 4
     assert numerics.relative_error(got, want) < numerics.FLOAT32_RUN
