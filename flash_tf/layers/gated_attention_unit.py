@@ -72,7 +72,7 @@ class GatedAttentionUnit(keras.layers.Layer):
     def project(self, x):
         """`[b, n, d]` -> u, if there is a gate, and v `[b, n, e]`, and z `[b, n, s]`."""
         widths = [self.value_width] * (1 + self.gated) + [self.key_dim]
-        return [ops.silu(part) for part in parts_of(self.in_projection, x, widths)]
+        return parts_of(self.in_projection, x, widths, ops.silu)
 
     def turn(self, heads, positions):
         """Rotates every head `[b, n, s]` by global positions."""

@@ -3,6 +3,7 @@
 import keras
 from keras import ops
 
+from kernels_xla.accelerator import on_tpu
 from kernels_xla.rotary import made_once, waves
 
 
@@ -40,7 +41,9 @@ class ScaledSinusoidalEmbedding(keras.layers.Layer):
 
     def call(self, positions):
         cos, sin = waves(positions, self.width)
-        table = made_once(ops.concatenate([sin, cos], axis=-1), positions)
+        table = ops.concatenate([sin, cos], axis=-1)
+        if on_tpu():
+            table = made_once(table, positions)
         return ops.cast(ops.cast(self.a, "float32") * table, self.compute_dtype)
 
     def get_config(self):
