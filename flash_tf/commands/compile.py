@@ -1,0 +1,52 @@
+"""Export training step and decoding, or compile the step for a TPU."""
+
+import gc
+
+from flash_tf.commands import gives_json, show, takes_config
+
+
+def add_arguments(parser) -> None:
+    takes_config(parser)
+    parser.add_argument("--out", metavar="DIR", help="where the artifact goes: a new folder, or an older artifact's")
+    parser.add_argument(
+        "--check-tokens", type=int, metavar="N", help="tokens of the step that proves a runner right (default ≤ 1,024)"
+    )
+    parser.add_argument(
+        "--decode-batch", type=int, metavar="N", help="texts that a causal model decodes together (default 1)"
+    )
+    parser.add_argument("--topology", metavar="T", help="compile for TPUs, as v4:2x2x1, and say what it would cost")
+    gives_json(parser)
+
+
+def run(args, log) -> None:
+    if args.out is None and args.topology is None:
+        raise ValueError("compile needs --out, --topology or both")
+    if args.out is None and args.decode_batch is not None:
+        raise ValueError("--decode-batch needs --out: decoding is exported, not compiled for a topology")
+    from flash_tf import config
+    from flash_tf.compiling import artifact, topology, tpu_chips
+    from flash_tf.compiling.programs import Experiment
+    from kernels_xla.accelerator import tracing_for
+
+    if args.topology is not None:
+        tpu_chips.device(args.topology)  # a name that means nothing is known before any work
+    progress, found, texts, problem = log.progress(), {}, [], ""
+    experiment = Experiment(*artifact.prepare(config.load(args.config, args.set)))
+    if args.out is not None:
+        sizes = {"check_tokens": args.check_tokens, "decode_batch": args.decode_batch}
+        found = artifact.export(args.config, experiment, args.out, report=progress.line, **sizes)
+        texts.append(artifact.as_text(found))
+    if args.topology is not None:
+        rows, n = experiment.config.batch_size, experiment.config.data.sequence_length
+        progress.line(f"tracing the training step for a TPU, {rows:,} x {n:,} tokens")
+        with tracing_for("tpu"):
+            serialized = experiment.trace_step(rows, n).serialized
+        del experiment
+        gc.collect()  # graphs refer to themselves; the compiler needs the memory
+        progress.line(f"compiling it for {args.topology}")
+        report = topology.compile_for(serialized, args.topology)
+        found["topology"], problem = topology.as_dict(report), report.problem
+        texts.append(topology.as_text(report))
+    show(found if args.json else "\n\n".join(texts), args.json)
+    if problem:
+        raise ValueError(f"the step does not fit {args.topology}: {problem}")

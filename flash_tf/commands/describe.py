@@ -1,0 +1,19 @@
+"""Parameters, FLOPs and memory of a config."""
+
+from flash_tf.commands import gives_json, show, takes_config
+
+
+def add_arguments(parser) -> None:
+    takes_config(parser)
+    gives_json(parser)
+
+
+def run(args, log) -> None:
+    from flash_tf import config, describing
+    from flash_tf.training import build
+
+    experiment = build.with_masking(config.load(args.config, args.set))
+    with describing.without_weights():
+        model = build.make_model(experiment)
+        described = describing.describe(experiment, model, build.predicted(experiment))
+    show(described if args.json else describing.as_text(described), args.json)

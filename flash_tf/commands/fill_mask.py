@@ -1,0 +1,21 @@
+"""The likeliest tokens at each <mask> of a text."""
+
+from flash_tf.commands import gives_json, show, takes_model
+
+
+def add_arguments(parser) -> None:
+    takes_model(parser)
+    parser.add_argument("text", metavar="TEXT", help="with <mask> where a token is asked")
+    parser.add_argument("--top-k", type=int, default=5, metavar="K", help="tokens for each mask (default 5)")
+    gives_json(parser)
+
+
+def run(args, log) -> None:
+    from flash_tf.filling import fill_mask
+    from flash_tf.training import loop
+
+    run, _ = loop.restore(args.model_dir, log.progress())
+    longest = run.config.data.sequence_length
+    masks = fill_mask(run.model, run.tokenizer, args.text, top_k=args.top_k, max_tokens=longest)
+    rows = [f"{c['probability']:6.1%}  {c['token']:<16}{c['text']}" for mask in masks for c in mask]
+    show({"masks": masks} if args.json else "\n".join(rows), args.json)

@@ -1,0 +1,23 @@
+"""Train a config, or go on with the run in the model directory."""
+
+import os
+
+from flash_tf.commands import takes_config
+
+
+def add_arguments(parser) -> None:
+    takes_config(parser)
+    parser.add_argument("--model-dir", metavar="DIR", help="where the run is kept; default runs/CONFIG")
+
+
+def run(args, log) -> None:
+    from flash_tf import config
+    from flash_tf.training import loop
+
+    experiment, progress = config.load(args.config, args.set), log.progress()
+    model_dir = args.model_dir or f"runs/{args.config.removesuffix('.yaml').strip('./').replace('/', '-')}"
+    if "://" not in model_dir:
+        os.makedirs(model_dir, exist_ok=True)
+        log.move(f"{model_dir}/log.txt")
+    loop.train(experiment, model_dir, progress)
+    progress.line(f"done; the run is in {model_dir}")
