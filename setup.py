@@ -37,6 +37,7 @@ setup(
         "sentencepiece>=0.2,<0.3",  # trains tokenizers; 0.3 may change them
         "setuptools>=69,<82",  # tensorboard 2.20, which tensorflow brings, imports pkg_resources; 82 has it no more
         "PyYAML",
+        "matplotlib>=3.8",  # flash-tf plot and inspect: a small part of what TensorFlow takes, and no second install
     ],
     extras_require={
         "gpu": ["tensorflow[and-cuda]>=2.19,<2.21"],  # CUDA libraries as wheels

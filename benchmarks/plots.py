@@ -4,8 +4,8 @@
     python -m benchmarks.plots runs/lm-flash "FLASH, high rate=runs/lm-flash-2" runs/lm-flash_quad --out plots
 
 A file holds rows of training steps: of benchmarks.train_step, benchmarks.peers or benchmarks.run_compiled, whose rows
-of decoding are left out; or runs, of benchmarks.learning. A directory is that of a training run, and may be given a
-label.
+of decoding are left out; or runs, of benchmarks.learning; or decoding, of benchmarks.decode. A directory is that of a
+training run, and may be given a label.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks import device
 
 TASKS = {"causal_lm": "lm", "masked_lm": "mlm"}  # as model types are called elsewhere
-NEEDED = ("model", "task", "n", "tokens")
+NEEDED = ("task", "model", "n", "tokens")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -40,38 +40,40 @@ def draw(paths: Sequence[str]) -> dict[str, Any]:
     Raises:
       ValueError: When there is nothing to draw, or what there is cannot be compared.
     """
-    from benchmarks import plot_curves, plot_steps
+    from benchmarks import plot_curves, plot_decoding, plot_steps
 
-    rows, runs = [], []
+    rows, runs, decoded = [], [], []
     for path in paths:
         label, _, place = path.rpartition("=")
         if Path(place).is_dir():
             runs.append(plot_curves.read(place, label or None))
         elif Path(path).is_file() and '"benchmark": "learning"' in Path(path).read_text():
             runs += plot_curves.of_learning(path)
+        elif Path(path).is_file() and '"benchmark": "decode"' in Path(path).read_text():
+            decoded += read(path, ("model", "context", "batch", "ms_per_token", "state_bytes"))
         else:
             rows += read(path)
-    figures = plot_steps.figures(rows) | plot_curves.figures(runs)
+    figures = plot_steps.figures(rows) | plot_curves.figures(runs) | plot_decoding.figures(decoded)
     if not figures:
         raise ValueError(f"there is nothing to draw in {', '.join(paths)}")
     return figures
 
 
-def read(path: str) -> list[dict[str, Any]]:
+def read(path: str, needed: Sequence[str] = NEEDED) -> list[dict[str, Any]]:
     """The rows of a result file, each with the device and the commit of the whole; a file may be one row.
 
     Raises:
-      ValueError: When it is no result of training steps.
+      ValueError: When rows lack what is needed.
     """
     try:
         result = json.loads(Path(path).read_text())
         rows = result.get("rows", [result])
         shared = {"framework": "TensorFlow", **{name: result[name] for name in ("device", "commit")}}
-        rows = [{**shared, **row} for row in rows if row.get("program") != "decode"]
+        rows = [{**shared, **row} for row in rows if needed != NEEDED or row.get("program") != "decode"]
         for row in rows:
-            row["task"] = TASKS.get(row["task"], row["task"])
-            if missing := [name for name in NEEDED if name not in row]:
+            if missing := [name for name in needed if name not in row]:
                 raise KeyError(missing[0])
+            row["task"] = TASKS.get(row.get("task"), row.get("task"))
     except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, TypeError):
         raise ValueError(f"{path} is no result file: it holds no JSON object") from None
     except KeyError as error:

@@ -8,8 +8,9 @@ lower bounds, marked so, where it has none for operations of some weight.
 """
 
 import argparse
-import gc
+import concurrent.futures
 import json
+import multiprocessing
 import time
 from pathlib import Path
 
@@ -40,7 +41,6 @@ def main(arguments: list[str] | None = None) -> int:
             if not any((row["config"], row["n"]) == (name, n) for row in before):
                 progress.line(f"{name}, {sizes[n]:,} x {n:,} tokens")
                 results.add(_measure(name, n, sizes[n], args.topology))
-                gc.collect()  # graphs refer to themselves, and the compiler needs the memory
     print(as_text(results.rows))
     return 0
 
@@ -50,18 +50,11 @@ def _rows(path):
 
 
 def _measure(name, n, rows, topology):
-    from flash_tf import config
-    from flash_tf.compiling import artifact
     from flash_tf.compiling import topology as topologies
-    from flash_tf.compiling.programs import Experiment
-    from kernels_xla.accelerator import tracing_for
 
-    overrides = [f"data.sequence_length={n}", f"train.tokens_per_step={n * rows}"]
-    experiment = Experiment(*artifact.prepare(config.load(name, overrides)))
-    with tracing_for("tpu"):
-        serialized = experiment.trace_step(rows, n).serialized
-    del experiment
-    gc.collect()
+    # In a process of its own, which gives back all memory: the compiler needs it.
+    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as tracer:
+        serialized = tracer.submit(_trace, name, n, rows).result()
     start = time.perf_counter()
     report = topologies.as_dict(topologies.compile_for(serialized, topology))
     return {
@@ -74,6 +67,18 @@ def _measure(name, n, rows, topology):
         "compile_s": time.perf_counter() - start,
         **{key: report[key] for key in KEPT},
     }
+
+
+def _trace(name, n, rows):
+    from flash_tf import config
+    from flash_tf.compiling import artifact
+    from flash_tf.compiling.programs import Experiment
+    from kernels_xla.accelerator import tracing_for
+
+    overrides = [f"data.sequence_length={n}", f"train.tokens_per_step={n * rows}"]
+    experiment = Experiment(*artifact.prepare(config.load(name, overrides)))
+    with tracing_for("tpu"):
+        return experiment.trace_step(rows, n).serialized
 
 
 def as_text(rows: list[dict]) -> str:

@@ -133,6 +133,21 @@ class StrategyConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ProfileConfig:
+    """A window of training steps that TensorFlow's profiler captures; the run goes on as if it had not."""
+
+    start: int = 10  # the first step captured; step 1 also traces and compiles
+    steps: int = 10  # TensorBoard shows ten well, and slows down with more
+
+    def __post_init__(self):
+        _positive(self, "profile", "start", "steps")
+
+    @property
+    def last(self) -> int:
+        return self.start + self.steps - 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
     """Everything that decides a run. Two runs with equal configs differ only by hardware."""
 
@@ -143,6 +158,7 @@ class Config:
     train: TrainConfig = TrainConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     strategy: StrategyConfig = StrategyConfig()
+    profile: ProfileConfig | None = None  # null: none
 
     def __post_init__(self):
         n, tokens = self.data.sequence_length, self.train.tokens_per_step
@@ -151,6 +167,14 @@ class Config:
                 f"train.tokens_per_step ({tokens}) must be a multiple of data.sequence_length ({n})"
                 f" x train.accumulate ({self.train.accumulate})"
             )
+        if self.profile is not None:
+            self._check_window(self.profile, self.evaluation.every or self.train.steps)
+
+    def _check_window(self, window, every):
+        late, crosses = window.last > self.train.steps, (window.start - 1) // every != (window.last - 1) // every
+        if late or crosses:
+            end = f"the last, train.steps {self.train.steps}" if late else f"an evaluation, one every {every} steps"
+            raise ValueError(f"profile's steps {window.start} to {window.last} must not go beyond {end}")
 
     @property
     def batch_size(self) -> int:

@@ -3,18 +3,18 @@
 import keras
 import numpy as np
 
-from flash_tf.data.tokenizer import Tokenizer
 
-
-def fill_mask(model: keras.Model, tokenizer: Tokenizer, text: str, *, top_k: int, max_tokens: int) -> list[list[dict]]:
+def fill_mask(
+    model: keras.Model, tokenizer, text: str, *, top_k: int = 5, max_tokens: int | None = None
+) -> list[list[dict]]:
     """The likeliest tokens at each `<mask>` of a text.
 
     Args:
       model: A masked language model.
-      tokenizer: The model's.
+      tokenizer: The model's `flash_tf.data.tokenizer.Tokenizer`.
       text: With `<mask>` wherever a token is asked.
       top_k: How many tokens for each mask.
-      max_tokens: The longest sequence that the model was trained on.
+      max_tokens: The longest sequence that the model was trained on; None for any.
 
     Returns:
       For each mask, in order, a list of `{"token", "probability", "text"}`, likeliest first; `text` is the whole text
@@ -29,7 +29,7 @@ def fill_mask(model: keras.Model, tokenizer: Tokenizer, text: str, *, top_k: int
     masks = np.flatnonzero(ids == tokenizer.mask_id)
     if not len(masks):
         raise ValueError(f"the text needs a <mask>, got {text!r}")
-    if len(ids) > max_tokens:
+    if max_tokens is not None and len(ids) > max_tokens:
         raise ValueError(f"the text has {len(ids)} tokens, the model takes {max_tokens}")
     if not 1 <= top_k <= tokenizer.vocabulary_size:
         raise ValueError(f"top-k must be between 1 and the vocabulary's {tokenizer.vocabulary_size}, got {top_k}")

@@ -12,10 +12,10 @@ _chosen: list[str] = []
 def tracing_for(accelerator: str) -> Iterator[None]:
     """What is traced inside is for "tpu" or "gpu", whatever this machine has, as when it compiles ahead for a TPU.
 
-    Both forms run everywhere and give the same numbers.
+    "lite" is TensorFlow Lite, which has fewer operators. All forms run everywhere and give the same numbers.
     """
-    if accelerator not in ("tpu", "gpu"):
-        raise ValueError(f"tracing_for takes 'tpu' or 'gpu', got {accelerator!r}")
+    if accelerator not in ("tpu", "gpu", "lite"):
+        raise ValueError(f"tracing_for takes 'tpu', 'gpu' or 'lite', got {accelerator!r}")
     _chosen.append(accelerator)
     try:
         yield
@@ -26,3 +26,8 @@ def tracing_for(accelerator: str) -> Iterator[None]:
 def on_tpu() -> bool:
     """Whether a TPU is to run what is being traced: as the innermost `tracing_for` says, else if there is one."""
     return _chosen[-1] == "tpu" if _chosen else any("tpu" in name for name in keras.distribution.list_devices())
+
+
+def on_lite() -> bool:
+    """Whether TensorFlow Lite is to run what is being traced."""
+    return bool(_chosen) and _chosen[-1] == "lite"

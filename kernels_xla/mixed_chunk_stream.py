@@ -5,6 +5,7 @@ import math
 from keras import ops
 
 from kernels_xla import accumulate
+from kernels_xla.accelerator import on_lite
 from kernels_xla.chunking import fold, sum_of_earlier, unfold
 from kernels_xla.masks import keep, pairs
 from kernels_xla.rotary import relative_bias
@@ -45,7 +46,7 @@ def extend(
         out, state = step(state, heads, v[:, 0], bias, chunk_size=chunk_size, valid=valid, scale=scale)
         return out[:, None], close([state], chunk_size)[0]
     new = ops.concatenate([k_quad, k_lin, v], axis=-1)
-    valid = ops.full_like(state["position"], v.shape[1]) if valid is None else valid
+    valid = ops.full_like(state["position"], ops.shape(v)[1]) if valid is None else valid
     return _extend_by_chunks(state, q_quad, q_lin, new, a, b, valid, scale, chunk_size)
 
 
@@ -102,7 +103,7 @@ def step(state, heads, v, bias, *, chunk_size, valid=None, scale="normalized"):
 
 def _fill(position, c):
     """Tokens in the open chunk. Where a mask of bits says it, XLA makes it anew wherever it is needed."""
-    return ops.bitwise_and(position, c - 1) if c & (c - 1) == 0 else position % c
+    return ops.bitwise_and(position, c - 1) if c & (c - 1) == 0 and not on_lite() else position % c
 
 
 def _from(table, start, length):
@@ -189,9 +190,9 @@ def _summary(total, chunk):
 
 def _extend_by_chunks(state, q_quad, q_lin, new, a, b, valid, scale, c):
     """Lays each row's open chunk and its new tokens on the row's own chunk grid, and takes the parallel form there."""
-    position, s, tokens = state["position"], q_quad.shape[-1], new.shape[1]
+    position, s, tokens = state["position"], q_quad.shape[-1], ops.shape(new)[1]
     fill = position % c
-    slots = ops.arange(-(-(tokens + c - 1) // c) * c, dtype="int32")[None]  # [1, m]: room at any fill
+    slots = ops.arange((tokens + 2 * c - 2) // c * c, dtype="int32")[None]  # [1, m]: room at any fill
     arrived = slots - fill[:, None]  # [b, m], index of the new token that comes to a slot
     real = slots < (fill + valid)[:, None]
     source = ops.where(arrived < 0, slots, arrived + c)
@@ -202,13 +203,13 @@ def _extend_by_chunks(state, q_quad, q_lin, new, a, b, valid, scale, c):
     k1, k2, v = grid[..., :s], grid[..., s : 2 * s], grid[..., 2 * s :]
     summaries = accumulate.einsum("bgjs,bgje->bgse", k2, v)
     before = state["sum"][:, None] + sum_of_earlier(summaries)
-    counts = (position - fill)[:, None] + c * ops.arange(v.shape[1], dtype="int32")[None]
+    counts = (position - fill)[:, None] + c * ops.arange(ops.shape(v)[1], dtype="int32")[None]
     out = _local(q1, k1, v, a, b, scale, runtime_zero(position)) + _read(q2, before, counts)
-    out = rows(unfold(out, slots.shape[1]), fill[:, None] + ops.arange(tokens, dtype="int32")[None])
+    out = rows(unfold(out, ops.shape(slots)[1]), fill[:, None] + ops.arange(tokens, dtype="int32")[None])
 
     finished, left = (fill + valid) // c, (fill + valid) % c  # chunks, tokens
     at = ops.arange(c, dtype="int32")[None]
-    closed = ops.arange(v.shape[1], dtype="int32")[None] < finished[:, None]  # [b, g]
+    closed = ops.arange(ops.shape(v)[1], dtype="int32")[None] < finished[:, None]  # [b, g]
     return out, {
         "sum": state["sum"] + ops.sum(keep(summaries, closed[..., None, None]), axis=1),
         "open": keep(rows(on_grid, (finished * c)[:, None] + at), (at < left[:, None])[..., None]),

@@ -167,12 +167,12 @@ def extend(
     state, q, k, v, a=None, b=None, *, valid=None, causal=True, scale="normalized", divisor="position", prepared=None
 ):
     """The next k tokens of each row against the cache, which must have room for them; `prepared` is of `prepare`."""
-    start, new = state["position"], q.shape[1]
+    start, new = state["position"], ops.shape(q)[1]
     cache = {name: append(state[name], x, start, valid) for name, x in (("k", k), ("v", v))}
     at = start[:, None] + ops.arange(new, dtype="int32")  # [b, k]
     slots = ops.arange(cache["k"].shape[1], dtype="int32")[None] + runtime_zero(start)  # [1, m]
     tokens = at + 1 if divisor == "position" else ops.full_like(at, divisor)
-    if prepared is not None or (new == 1 and a is not None):
+    if prepared is not None or (q.shape[1] == 1 and a is not None):
         table = prepare(state, a, b) if prepared is None else prepared
         bias = ops.take(table, ops.maximum(at[:, :, None] - slots[:, None], 0), axis=0)
     else:

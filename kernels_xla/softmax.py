@@ -105,7 +105,7 @@ def initial_state(sizes, case, dtype):
 
 def extend(state, q, k, v, *, valid=None, causal=True):
     """The next k tokens of each row against the cache, which must have room for them."""
-    start, new = state["position"], q.shape[1]
+    start, new = state["position"], ops.shape(q)[1]
     cache = {name: append(state[name], x, start, valid) for name, x in (("k", k), ("v", v))}
     at = start[:, None] + ops.arange(new, dtype="int32")  # [b, k]
     seen = pairs(None, None, at, ops.arange(cache["k"].shape[1], dtype="int32")[None], causal)

@@ -27,7 +27,7 @@ def append(buffer: Tensor, new: Tensor, at: Tensor, valid: Tensor | None) -> Ten
         written = at < slots if valid is None else ops.logical_and(at < slots, valid > 0)
         at = ops.minimum(at, slots - 1)
         return put(buffer, ops.where(like(written, new[:, 0]), new[:, 0], rows(buffer, at[:, None])[:, 0]), at)
-    valid = ops.full_like(at, new.shape[1]) if valid is None else valid
+    valid = ops.full_like(at, ops.shape(new)[1]) if valid is None else valid
     source = ops.arange(slots, dtype="int32")[None] - at[:, None]  # [b, m]
     written = ops.logical_and(source >= 0, source < valid[:, None])
     return ops.where(like(written, new), rows(new, source), buffer)

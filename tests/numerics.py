@@ -92,3 +92,4 @@ LOOP_FLOPS = 0.01  # of FLOPs: a loop's counter and bounds are a few beside its 
 LOOP_CYCLES = 3  # times: each pass copies what it carries, and what the gradient needs: as long as products of 1,024
 LINEAR = 1.15  # times, of the cost of a token at 1,024 times the length: sums over chunks of chunks add up to 12 %
 QUADRATIC = 0.05  # of 2, the exponent of n between lengths at which pairs are nearly all of the work
+TRACE_CLOCK = 0.05  # of the time of steps: marking them and the clock's own call lie outside the other's span

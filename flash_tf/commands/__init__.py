@@ -2,7 +2,20 @@
 
 import json
 
-NAMES = ("train", "evaluate", "fill-mask", "describe", "compile", "list")
+NAMES = (
+    "train",
+    "evaluate",
+    "fill-mask",
+    "generate",
+    "score",
+    "export",
+    "describe",
+    "compile",
+    "profile",
+    "plot",
+    "inspect",
+    "list",
+)
 
 
 def takes_config(parser) -> None:

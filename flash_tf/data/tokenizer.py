@@ -71,6 +71,11 @@ class Tokenizer:
     def special_ids(self) -> tuple[int, int, int, int]:
         return self.pad_id, self.eos_id, self.mask_id, self.cls_id
 
+    @property
+    def model(self) -> bytes:
+        """The bytes of the model's file."""
+        return self._model
+
     @classmethod
     def load(cls, path: str) -> "Tokenizer":
         """Reads a `.model` file, local or in a bucket.

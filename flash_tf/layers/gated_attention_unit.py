@@ -102,7 +102,7 @@ class GatedAttentionUnit(keras.layers.Layer):
         """The next tokens of each row; see `flash_tf.layers.mixers`."""
         check_streams(self, self.obstacle)
         *gate, v, z = self.project(x)
-        positions = next_positions(state["position"], x.shape[1]) if positions is None else positions
+        positions = next_positions(state["position"], ops.shape(x)[1]) if positions is None else positions
         heads = self.next_heads(z, positions, prepared)
         attended, state = self.attend_next(heads, v, state, valid, prepared)
         return self.out_projection(gate[0] * attended if gate else attended), state

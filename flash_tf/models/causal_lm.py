@@ -1,8 +1,11 @@
 """Next-token language model over any causal mixer."""
 
+import functools
+
 import keras
 from keras import ops
 
+from flash_tf.generation import Generator
 from flash_tf.layers.streaming import next_positions, normalized
 from flash_tf.models import MODELS
 from flash_tf.models.language_model import LanguageModel, unpack
@@ -89,12 +92,12 @@ class CausalLM(LanguageModel):
           >>> logits.shape
           TensorShape([2, 1, 100])
         """
-        rows, tokens = token_ids.shape
+        rows, tokens = token_ids.shape[0], ops.shape(token_ids)[1]  # an exported program learns both when it runs
         if "position" not in state or state["position"].shape != (rows,):
             given = state["position"].shape[0] if "position" in state else "no state of initial_state"
             raise ValueError(f"{self.name} needs a state of as many rows as there are token_ids, {rows}, got {given}")
         states = self._split(state)
-        if tokens == 1 and prepared is None:
+        if token_ids.shape[1] == 1 and prepared is None:
             logits, state = self.extend(token_ids, state, valid, self.prepare(state))
             return logits, self.close(state)
         prepared = [None] * self.depth if prepared is None else prepared
@@ -106,10 +109,57 @@ class CausalLM(LanguageModel):
             for block in others:
                 x, _ = block.extend(x, {})
         position = states[0]["position"]
-        if last and tokens > 1:
+        if last and token_ids.shape[1] != 1:
             at = (ops.full_like(position, tokens) if valid is None else ops.maximum(valid, 1)) - 1
             x = ops.take_along_axis(x, at[:, None, None], axis=1)
         return self.head(normalized(self.final_norm, x)), self._join(states, position)
+
+    def generate(self, prompts, max_new_tokens=64, sampler="greedy", seed=0, stop_tokens=None):
+        """Continues prompts of any lengths, in one compiled loop; prompts of like sizes share what is compiled.
+
+        Args:
+          prompts: Token ids of each prompt, or, where the model has a `tokenizer`, texts, or one text.
+          max_new_tokens: The most tokens of a continuation.
+          sampler: "greedy", "sample", "beam", a `flash_tf.generation.Sampler` or a `flash_tf.generation.BeamSearch`.
+          seed: Of what is drawn. The same prompt in the same row is continued alike, whatever stands in the other rows.
+          stop_tokens: Ids that end a continuation; the end of a document by default where prompts are texts.
+
+        Returns:
+          The new ids of each prompt as a list, without the stop token; or each text with its continuation.
+
+        Raises:
+          ValueError: A prompt that is empty or has an id outside the vocabulary, more tokens than learned positions, a
+            mixer that cannot stream, or other bad arguments.
+
+        Example:
+          >>> model = CausalLM(100, width=16, depth=2, mixer={"type": "mixed_chunk", "chunk_size": 4, "key_dim": 8})
+          >>> [len(row) for row in model.generate([[5, 17, 3], [8]], max_new_tokens=6)]
+          [6, 6]
+        """
+        if isinstance(prompts, str):
+            return self.generate([prompts], max_new_tokens, sampler, seed, stop_tokens)[0]
+        ids, stop_tokens, texts = self._as_ids(prompts, stop_tokens)
+        found = self.generator.generate(ids, max_new_tokens, sampler, seed, stop_tokens)
+        return [self.tokenizer.decode([*a, *b]) for a, b in zip(ids, found, strict=True)] if texts else found
+
+    def stream(self, prompts, max_new_tokens=64, sampler="greedy", seed=0, stop_tokens=None):
+        """The tokens of `generate`, as they come.
+
+        Yields:
+          A list with the next id of each prompt, or None for one that has ended.
+        """
+        ids, stop_tokens, _ = self._as_ids([prompts] if isinstance(prompts, str) else prompts, stop_tokens)
+        return self.generator.stream(ids, max_new_tokens, sampler, seed, stop_tokens)
+
+    @functools.cached_property
+    def generator(self) -> Generator:
+        """What has been compiled for `generate` and `stream`."""
+        return Generator(self)
+
+    def _as_ids(self, prompts, stop_tokens):
+        texts = any(isinstance(prompt, str) for prompt in prompts)
+        ends = stop_tokens if stop_tokens is not None else (self.tokenizer.eos_id,) if texts and self.tokenizer else ()
+        return self.tokenize(prompts) if texts else prompts, ends, texts
 
     def _join(self, states, position):
         named = {f"block_{i}/{k}": x for i, own in enumerate(states) for k, x in own.items() if k != "position"}

@@ -6,12 +6,14 @@ from typing import Any
 import keras
 from keras import ops
 
+from flash_tf import presets
 from flash_tf.layers.block import ResidualBlock, normalizer
 from flash_tf.layers.common import normal, options
 from flash_tf.layers.feedforward import FEEDFORWARDS
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero, token_positions
 from flash_tf.layers.scaled_sin import ScaledSinusoidalEmbedding
+from flash_tf.models import MODELS
 
 
 class TokenEmbedding(keras.layers.ReversibleEmbedding):
@@ -40,9 +42,13 @@ class LanguageModel(keras.Model):
       dropout: Rate on the output of every layer.
       remat: Whether layers are computed again in the backward pass instead of kept: less memory, a third more time.
       **kwargs: Passed to `keras.Model`.
+
+    Attributes:
+      tokenizer: What the methods that take text read it with; None until one is set.
     """
 
     causal: bool
+    tokenizer = None
 
     def __init__(
         self,
@@ -127,8 +133,29 @@ class LanguageModel(keras.Model):
         x = self.embedding(token_ids)
         return x if self.position_embedding is None else x + self.positions(positions)
 
+    def tokenize(self, texts: list[str]) -> list:
+        """The token ids of each text, int32 `[length]`.
+
+        Raises:
+          ValueError: The model has no tokenizer, or a text has no token.
+        """
+        if self.tokenizer is None:
+            raise ValueError(f"{self.name} takes token ids: it has no tokenizer for texts")
+        found = self.tokenizer.encode(list(texts))
+        for text, ids in zip(texts, found, strict=True):
+            if not len(ids):
+                raise ValueError(f"the text {text!r} has no tokens")
+        return found
+
     def encode(self, token_ids, padding_mask=None, segment_ids=None, positions=None, training=None):
-        """Token ids `[b, n]` -> normalised activations `[b, n, d]` of the last layer."""
+        """Token ids `[b, n]` -> normalised activations `[b, n, d]` of the last layer.
+
+        A text is one row, and a list of texts as many, those of the shorter ones padded on the right with zeros.
+        """
+        if isinstance(token_ids, str) or (isinstance(token_ids, list) and isinstance(token_ids[0], str)):
+            token_ids, padding_mask = self._padded([token_ids] if isinstance(token_ids, str) else token_ids)
+            x = self.encode(token_ids, padding_mask=padding_mask)
+            return ops.where(padding_mask[..., None], x, ops.zeros_like(x))
         masks = {"padding_mask": padding_mask, "segment_ids": segment_ids}
         if positions is None:
             positions = token_positions(token_ids, segment_ids) + runtime_zero(token_ids)
@@ -136,6 +163,14 @@ class LanguageModel(keras.Model):
         for block in self.blocks:
             x = block(x, **masks, positions=positions, training=training)
         return self.final_norm(x)
+
+    def _padded(self, texts):
+        """Token ids `[b, n]` of texts, and which of them are real."""
+        rows = self.tokenize(texts)
+        longest = max(map(len, rows))
+        ids = [[*row, *[0] * (longest - len(row))] for row in rows]
+        real = ops.arange(longest)[None] < ops.convert_to_tensor([[len(row)] for row in rows], "int32")
+        return ops.convert_to_tensor(ids, "int32"), real
 
     def head(self, x):
         """Activations `[..., d]` -> logits `[..., V]`."""
@@ -164,6 +199,20 @@ class LanguageModel(keras.Model):
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), **options(self)}
+
+    def save_to_preset(self, directory: str) -> None:
+        """Writes the model, and its tokenizer if it has one, to a folder; see `flash_tf.presets`."""
+        presets.save(self, directory)
+
+    @classmethod
+    def from_preset(cls, directory: str, **options) -> "LanguageModel":
+        """The model in a folder of `save_to_preset`, on any backend; `options` replace those of its constructor.
+
+        Raises:
+          ValueError: There is no preset, its files are damaged, or it is of another class.
+        """
+        MODELS.names()  # registers every class for Keras
+        return presets.load(cls, directory, options)
 
 
 def unpack(inputs: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import keras
 from keras import ops
 
+from flash_tf.filling import fill_mask
 from flash_tf.models import MODELS
 from flash_tf.models.language_model import LanguageModel, unpack
 
@@ -41,11 +42,17 @@ class MaskedLM(LanguageModel):
         return self.head(self.encode(**given, training=training))
 
     def encode(self, token_ids, masked_positions=None, **options):
-        """Token ids `[b, n]` -> normalised activations of the last layer at the masked positions, `[b, k, d]`."""
+        """As `LanguageModel.encode`; with masked positions, the activations there alone, `[b, k, d]`."""
         x = super().encode(token_ids, **options)
         if masked_positions is None:
             return x
         return ops.take_along_axis(x, ops.expand_dims(ops.cast(masked_positions, "int32"), -1), axis=1)
+
+    def fill_mask(self, text: str, top_k: int = 5) -> list[list[dict]]:
+        """The likeliest tokens at each `<mask>` of a text; see `flash_tf.filling.fill_mask`."""
+        if self.tokenizer is None:
+            raise ValueError(f"{self.name} takes token ids: it has no tokenizer for texts")
+        return fill_mask(self, self.tokenizer, text, top_k=top_k, max_tokens=self.max_length)
 
     def decode_state_bytes(self, n: int, itemsize: int = 2) -> None:
         """None: a masked model does not decode."""

@@ -1,12 +1,14 @@
-"""What happens between two loops of steps: records, the progress line, checkpoints, signals."""
+"""What happens between two loops of steps: records, the progress line, checkpoints, signals, a profile."""
 
+import contextlib
 import signal
 from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
 
-from flash_tf.config import TrainConfig
+from flash_tf.config import ProfileConfig, TrainConfig
+from flash_tf.profiling.capture import Capture
 from flash_tf.training.checkpoints import Checkpoints
 from flash_tf.training.progress import Clock, Progress, perplexity, training_line
 from flash_tf.training.run_directory import Records
@@ -89,7 +91,8 @@ class Report:
         self._records.append(lines)
         mfu = self._flops_per_step * len(history) / seconds / self._peak if self._peak else None
         left = (self._steps - last) * seconds / len(history)
-        self._progress.status(training_line(lines[-1], steps=self._steps, tokens_per_second=rate, mfu=mfu, left=left))
+        line = {"tokens_per_second": rate, "mfu": mfu, "left": left, "waiting": self._trainer.waiting}
+        self._progress.status(training_line(lines[-1], steps=self._steps, **line))
 
 
 class Save:
@@ -104,6 +107,61 @@ class Save:
         if step // self._every > self._last // self._every:
             self._save()
         self._last = step
+
+
+class Profile:
+    """Captures a window of steps with TensorFlow's profiler, and says what they cost; the steps stay as they are.
+
+    Args:
+      config: The window; None for none.
+      trainer: Whose steps.
+      step: Steps done.
+      folder: Where trace and figures go; None in a process that writes nothing.
+      finish: Called with the capture after its last step.
+    """
+
+    def __init__(
+        self,
+        config: ProfileConfig | None,
+        trainer: Trainer,
+        step: tf.Variable,
+        folder: str | None,
+        finish: Callable[[Capture], None],
+    ):
+        self._config, self._trainer, self._step, self._folder = config, trainer, step, folder
+        self._finish, self._capture = finish, None
+
+    def steps_per_loop(self, usual: int) -> int | Callable[[int], int]:
+        """How many steps come before the next return to Python: up to the window, then one at a time within it."""
+        if self._config is None:
+            return usual
+        start, last = self._config.start, self._config.last
+        return lambda done: min(usual, start - 1 - done) if done < start - 1 else 1 if done < last else usual
+
+    def __enter__(self):
+        self._begin(int(self._step.numpy()))
+        return self
+
+    def __call__(self, output):
+        done = int(self._step.numpy())
+        if self._capture is None:
+            self._begin(done)
+        elif done >= self._config.last:
+            capture, self._capture, self._trainer.around = self._capture, None, contextlib.nullcontext
+            self._finish(capture)
+
+    def _begin(self, done):
+        if (
+            self._config is not None
+            and self._folder is not None
+            and self._config.start <= done + 1 <= self._config.last
+        ):
+            self._capture = Capture(self._folder, "train")
+            self._trainer.around = lambda: self._capture.step(int(self._step.numpy()) + 1)
+
+    def __exit__(self, *_):
+        if self._capture is not None:
+            self._capture.discard()
 
 
 class Signals:

@@ -13,14 +13,14 @@ import tensorflow as tf
 from flash_tf.config import Config
 from flash_tf.data.stream import EvaluationBatches, WindowStream
 from flash_tf.data.tokenizer import Tokenizer
-from flash_tf.training import actions, build, run_directory, weights
+from flash_tf.training import actions, build, profiled, run_directory, weights
 from flash_tf.training.checkpoints import Checkpoints
 from flash_tf.training.evaluator import Evaluator, per_replica
 from flash_tf.training.objective import OBJECTIVES
 from flash_tf.training.optimizer import AdamW
-from flash_tf.training.progress import Progress, peak_flops
+from flash_tf.training.progress import Progress, evaluation_line, peak_flops
 from flash_tf.training.step import TrainStep, uses_xla
-from flash_tf.training.strategy import is_chief, make_strategy
+from flash_tf.training.strategy import device_name, is_chief, make_strategy
 from flash_tf.training.trainer import Trainer
 
 EVALUATED_AT_ONCE = 2**14  # tokens, by `evaluate` on one device, which need not hold the step of many
@@ -33,9 +33,8 @@ def train(config: Config, model_dir: str, progress: Progress) -> dict:
       ValueError: Bad input, or a diverged run (`actions.DivergedError`); nothing is overwritten.
       actions.Interrupted: After SIGTERM or SIGINT; the state is saved.
     """
-    run = _prepare(build.with_masking(config), model_dir, progress)
-    stream, evaluator = _open_stream(run), make_evaluator(run, run.config.batch_size // run.config.train.accumulate)
-    trainer = _make_trainer(run, stream)
+    run, stream, trainer = prepare(config, model_dir, progress)
+    evaluator = make_evaluator(run, run.config.batch_size // run.config.train.accumulate)
     report = actions.Report(
         trainer,
         run.step,
@@ -43,32 +42,35 @@ def train(config: Config, model_dir: str, progress: Progress) -> dict:
         progress,
         config=run.config.train,
         flops_per_step=build.training_flops_per_step(run.config, run.model),
-        peak=peak_flops(_gpu_name(), run.config.train.precision, run.strategy.num_replicas_in_sync),
+        peak=peak_flops(device_name(), run.config.train.precision, run.strategy.num_replicas_in_sync),
     )
     evaluations = run.records(run_directory.EVALUATIONS, run.evaluated)
+    folder = f"{model_dir}/profile" if run.chief else None
+    profile = actions.Profile(run.config.profile, trainer, run.step, folder, functools.partial(_finish, run, report))
 
-    with actions.Signals(run.save, progress) as signals, _orbit_in_log():
+    with actions.Signals(run.save, progress) as signals, profile, _orbit_in_log():
         controller = orbit.Controller(
             global_step=run.step,
             trainer=trainer,
             evaluator=evaluator,
             strategy=run.strategy,
-            steps_per_loop=run.config.train.steps_per_loop,
+            steps_per_loop=profile.steps_per_loop(run.config.train.steps_per_loop),
             summary_dir=f"{model_dir}/summaries" if run.chief else None,
             eval_summary_dir=f"{model_dir}/summaries/validation" if run.chief else None,
             train_actions=[
                 actions.CheckFinite(trainer, run.step, run.checkpoints),
                 report,
                 actions.Save(run.save, run.step, run.config.train.checkpoint_every),
+                profile,
                 signals,
             ],
         )
         for until in _evaluation_steps(run):
             report.restart_clock()
-            with _errors_of(stream):
+            with errors_of(stream):
                 controller.train(steps=until, checkpoint_at_completion=False)
             run.evaluation = {"step": until, **controller.evaluate()}
-            progress.line(_evaluation_line(run.evaluation))
+            progress.line(evaluation_line(run.evaluation))
             evaluations.append([run.evaluation])
             run.save()
     return run.evaluation or {"step": run.steps, **evaluator.evaluate(None)}
@@ -134,6 +136,13 @@ class Run:
     def records(self, name: str, step: int) -> run_directory.Records:
         """A file of records kept up to a step, which only the chief writes."""
         return run_directory.Records(f"{self.model_dir}/{name}" if self.chief else None, step)
+
+
+def prepare(config: Config, model_dir: str, progress: Progress) -> tuple[Run, WindowStream, Trainer]:
+    """A run, its data and its steps, before the first of them."""
+    run = _prepare(build.with_masking(config), model_dir, progress)
+    stream = _open_stream(run)
+    return run, stream, _make_trainer(run, stream)
 
 
 def _prepare(config, model_dir, progress):
@@ -249,6 +258,7 @@ def restore(model_dir: str, progress: Progress, checkpoint: str = "best") -> tup
         model=build.make_model(config),
         checkpoints=checkpoints,
     )
+    run.model.tokenizer = tokenizer
     variables = {v.path: v.value for v in run.model.trainable_variables}
     if not steps:
         for name, value in weights.read(model_dir, {name: tuple(v.shape) for name, v in variables.items()}):
@@ -268,19 +278,13 @@ def _evaluation_steps(run) -> Iterator[int]:
         yield step
 
 
-def _evaluation_line(evaluation):
-    loss = f"step {evaluation['step']:,}  validation loss {evaluation['loss']:.4f}  ppl {evaluation['perplexity']:,.2f}"
-    words = f"  word ppl {evaluation['word_perplexity']:,.2f}" if "word_perplexity" in evaluation else ""
-    return f"{loss}{words}  (unigram {evaluation['unigram_perplexity']:,.2f})"
-
-
-def _gpu_name():
-    gpus = tf.config.list_physical_devices("GPU")
-    return tf.config.experimental.get_device_details(gpus[0]).get("device_name", "") if gpus else ""
+def _finish(run, report, capture):
+    profiled.finish(run.config, run.model, run.strategy, capture, run.progress)
+    report.restart_clock()
 
 
 @contextlib.contextmanager
-def _errors_of(stream):
+def errors_of(stream: WindowStream) -> Iterator[None]:
     """Raises what went wrong in reading data as it was, not as tf.data reports it."""
     try:
         yield

@@ -7,6 +7,7 @@ from typing import TextIO
 
 # Peak dense bfloat16 FLOP/s of one device, by datasheet; keys are words of TensorFlow's device names.
 PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L4": 121e12}
+WAITING = 0.1  # share of a loop spent waiting for input from which it is worth saying
 
 
 class Progress:
@@ -51,8 +52,10 @@ class Clock:
         return seconds
 
 
-def training_line(record: dict, *, steps: int, tokens_per_second: float, mfu: float | None, left: float) -> str:
-    """One line about a training loop."""
+def training_line(
+    record: dict, *, steps: int, tokens_per_second: float, mfu: float | None, left: float, waiting: float = 0.0
+) -> str:
+    """One line about a training loop; `waiting` is the share of its time that waited for input, said if it matters."""
     parts = [
         f"step {record['step']:,}/{steps:,}",
         f"loss {record['loss']:.4f}",
@@ -63,7 +66,16 @@ def training_line(record: dict, *, steps: int, tokens_per_second: float, mfu: fl
     ]
     if mfu is not None:
         parts.append(f"MFU {mfu:.1%}")
+    if waiting > WAITING:
+        parts.append(f"waiting for input {waiting:.0%}")
     return "  ".join([*parts, f"{duration(left)} left"])
+
+
+def evaluation_line(evaluation: dict) -> str:
+    """One line about an evaluation."""
+    loss = f"step {evaluation['step']:,}  validation loss {evaluation['loss']:.4f}  ppl {evaluation['perplexity']:,.2f}"
+    words = f"  word ppl {evaluation['word_perplexity']:,.2f}" if "word_perplexity" in evaluation else ""
+    return f"{loss}{words}  (unigram {evaluation['unigram_perplexity']:,.2f})"
 
 
 def perplexity(loss: float) -> float:

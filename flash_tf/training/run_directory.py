@@ -20,6 +20,7 @@ MAY_CHANGE = (  # between two starts of one run, without making it another
     "evaluation.",
     "strategy.",
     "data.cache",
+    "profile",
 )
 
 

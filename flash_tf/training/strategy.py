@@ -1,5 +1,7 @@
 """Which devices share the work. All else is the same for every strategy."""
 
+import platform
+
 import tensorflow as tf
 
 from flash_tf.config import StrategyConfig
@@ -62,3 +64,11 @@ def _tpu(config):
 def is_chief(strategy: tf.distribute.Strategy) -> bool:
     """Whether this process is the one that writes checkpoints and metrics."""
     return getattr(strategy.extended, "_is_chief", True)  # only multi-worker strategies tell, and in no public way
+
+
+def device_name() -> str:
+    """The kind of device that does the work, as its driver calls it."""
+    gpus = tf.config.list_physical_devices("GPU")
+    if gpus:
+        return tf.config.experimental.get_device_details(gpus[0]).get("device_name", "GPU")
+    return "TPU" if tf.config.list_logical_devices("TPU") else f"CPU ({platform.machine()})"

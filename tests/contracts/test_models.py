@@ -223,3 +223,26 @@ def test_dropout_acts_in_training_alone(kind):
     assert np.array_equal(to_numpy(model(ids)), still)
     assert relative_error(to_numpy(model(ids, training=True)), still) > FLOAT32
     assert ops.shape(model(ids, training=True)) == (B, N, V)
+
+
+class Letters:
+    """A tokenizer whose tokens are letters."""
+
+    def encode(self, texts):
+        return [np.array([ord(c) - 96 for c in text], "int32") for text in texts]
+
+
+@each_model
+def test_texts_are_encoded_as_each_alone(kind):
+    model = model_of(kind)
+    with pytest.raises(ValueError, match="it has no tokenizer"):
+        model.encode("abc")
+    model.tokenizer = Letters()
+    found = to_numpy(model.encode(["abcde", "xy"]))
+    for row, text in zip(found, ("abcde", "xy"), strict=True):
+        want = to_numpy(model.encode(Letters().encode([text])[0][None]))[0]
+        assert relative_error(row[: len(text)], want) < FLOAT32
+        assert not row[len(text) :].any()
+        assert relative_error(to_numpy(model.encode(text))[0], want) < FLOAT32
+    with pytest.raises(ValueError, match="the text '' has no tokens"):
+        model.encode(["a", ""])

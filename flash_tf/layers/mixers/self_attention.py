@@ -129,7 +129,7 @@ class MultiHeadSelfAttention(keras.layers.Layer):
     def extend(self, x, state, positions=None, valid=None, prepared=None):
         """The next tokens of each row; see `flash_tf.layers.mixers`."""
         check_streams(self, self.obstacle)
-        positions = next_positions(state["position"], x.shape[1]) if positions is None else positions
+        positions = next_positions(state["position"], ops.shape(x)[1]) if positions is None else positions
         attend = softmax.extend if self.kernel == "softmax" else quadratic.extend
         q, k, v, *gate = self._project(x, positions)
         out, state = attend(state, q, k, v, valid=valid)

@@ -1,0 +1,30 @@
+"""Draw the curves of runs: loss, perplexity, throughput, gradient norm."""
+
+from flash_tf.commands import gives_json, show
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument(
+        "runs", metavar="RUN_DIR", nargs="+", help="where `train` keeps a run; LABEL=RUN_DIR gives it a name"
+    )
+    parser.add_argument(
+        "--out", metavar="DIR", help="where the pictures go; default RUN_DIR/pictures, or ./pictures of several runs"
+    )
+    gives_json(parser)
+
+
+def run(args, log) -> None:
+    from flash_tf import pictures
+
+    pictures.check_matplotlib()
+    from flash_tf.pictures import curves, page, records
+
+    runs = records.read_all(args.runs)
+    out = args.out or ("pictures" if len(runs) > 1 else f"{runs[0].folder}/pictures")
+    page.folder(out)
+    drawn, rows = curves.pictures(runs), curves.rows(runs)
+    tables = [page.Table("Runs", curves.HEAD, rows), *curves.evaluations(runs)]
+    html = page.html("Training runs", {}, tables, drawn, curves.NOTES)
+    files = page.write(out, "plot", html, drawn)
+    text = "\n".join([page.as_text(curves.HEAD, rows), "", *files])
+    show({"runs": [curves.summary(run) for run in runs], "files": files} if args.json else text, args.json)

@@ -1,0 +1,52 @@
+"""How likely a trained causal model finds the documents of a file, of any length."""
+
+import math
+
+from flash_tf.commands import gives_json, show, takes_model
+
+
+def add_arguments(parser) -> None:
+    takes_model(parser)
+    parser.add_argument("file", metavar="FILE", help="text, or JSON lines; .gz and .xz are unpacked")
+    parser.add_argument(
+        "--documents",
+        choices=("file", "line", "key", "heading"),
+        default="file",
+        help="a document is the file (default), a line, what a line's JSON object has under --key, or an article of"
+        " WikiText",
+    )
+    parser.add_argument("--key", default="text", metavar="KEY", help="with --documents key (default text)")
+    gives_json(parser)
+
+
+def run(args, log) -> None:
+    from flash_tf.data.sources.text_files import TextFiles
+    from flash_tf.scoring import score
+    from flash_tf.training import loop
+
+    source = TextFiles(args.file, args.file, args.documents, args.key)
+    texts = (text for shard in source.shards("validation") for text in source.documents("validation", shard))
+    found, _ = loop.restore(args.model_dir, log.progress())
+    rows = []
+    for row in score(found.model, found.tokenizer, texts, found.config.data.sequence_length):
+        rows.append(row | _perplexities(row))
+        if not args.json:
+            show(_line(f"document {len(rows):,}", rows[-1]), as_json=False)
+    total = {name: sum(row[name] for row in rows) for name in ("log_likelihood", "tokens", "words")}
+    total |= _perplexities(total)
+    show({"documents": rows, "total": total} if args.json else _line("all", total), args.json)
+
+
+def _perplexities(row):
+    """Per token, and per word of the text: of the same likelihood."""
+    return {
+        "perplexity": math.exp(-row["log_likelihood"] / row["tokens"]),
+        "word_perplexity": math.exp(min(700.0, -row["log_likelihood"] / row["words"])),
+    }
+
+
+def _line(name, row):
+    return (
+        f"{name:<16}{row['log_likelihood']:,.2f} nats  {row['tokens']:,} tokens  {row['words']:,} words"
+        f"  ppl {row['perplexity']:,.2f}  word ppl {row['word_perplexity']:,.2f}"
+    )

@@ -1,0 +1,200 @@
+"""Writes a trained model as a SavedModel, with what says where it comes from."""
+
+import dataclasses
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import keras
+import tensorflow as tf
+
+from flash_tf import config as configs
+from flash_tf.exporting import lite
+from flash_tf.exporting.causal import ServedCausalLM
+from flash_tf.exporting.masked import ServedMaskedLM
+from flash_tf.exporting.readers import IdReader, TextReader
+from flash_tf.exporting.served import Limits, Served
+from flash_tf.training import run_directory
+from flash_tf.training.loop import Run
+
+EXTRA, ABOUT, LITE = "assets.extra", "export.json", "model.tflite"
+PRECISIONS = ("float32", "mixed_bfloat16", "bfloat16")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """How a model is exported.
+
+    Attributes:
+      ids_only: Whether signatures take ids where they would take text; then no server needs TF-Text.
+      precision: float32, mixed_bfloat16 (weights in float32, products in bfloat16) or bfloat16 (weights too, in half
+        the space); None for that of the training.
+      longest: The most tokens of a row; None for the config's sequence length.
+      new_tokens: What `generate` adds at most.
+      top_k: Candidates of `fill_mask` for each mask.
+      licence: Of the vocabulary; None says where it came from.
+      lite: Whether a TensorFlow Lite file is written too.
+    """
+
+    ids_only: bool = False
+    precision: str | None = None
+    longest: int | None = None
+    new_tokens: int = 64
+    top_k: int = 5
+    licence: str | None = None
+    lite: bool = False
+
+    def __post_init__(self):
+        for name in ("longest", "new_tokens", "top_k"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"an export needs {name} of 1 or more, got {getattr(self, name)}")
+
+
+def export(run: Run, step: int, out: str, options: Options, report: Callable[[str], None]) -> dict:
+    """Writes the model of a restored run.
+
+    Args:
+      run: Of `training.loop.restore`.
+      step: Of the weights.
+      out: A folder that is new, empty or an older export, which is replaced once the new one is whole.
+      options: See `Options`.
+      report: Called with a line at each stage.
+
+    Returns:
+      What `assets.extra/export.json` says: the signatures, what they take and give, and where the model comes from.
+
+    Raises:
+      ValueError: The folder holds something else, the options do not fit the model, or TensorFlow Lite lacks an
+        operator.
+    """
+    folder = check_folder(out)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        about = _write(run, step, made / "new", options, report)
+        if folder.exists():
+            folder.rename(made / "old")
+        (made / "new").rename(folder)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    return about
+
+
+def check_folder(out: str) -> Path:
+    """The folder `out`; ValueError if it holds anything but an older export."""
+    if "://" in out:
+        raise ValueError(f"an export is written to a local folder, from where it can be copied, got {out}")
+    folder = Path(out).expanduser().absolute()
+    there = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    if there and not (folder / EXTRA / ABOUT).is_file():
+        raise ValueError(f"{out} is there and is no export: name a folder that is new or an older export")
+    return folder
+
+
+def served(run: Run, options: Options) -> Served:
+    """The model with its signatures, in the precision that the options ask."""
+    limits = Limits(_longest(run, options), options.new_tokens, options.top_k)
+    if options.top_k > run.tokenizer.vocabulary_size:
+        raise ValueError(f"top-k must be at most the vocabulary's {run.tokenizer.vocabulary_size}, got {options.top_k}")
+    model = in_precision(run.model, options.precision or run.config.train.precision)
+    reader = IdReader(run.tokenizer, limits.longest)
+    if not options.ids_only:
+        reader = TextReader(run.tokenizer, run.tokenizer.model, limits.longest)
+    made = (ServedCausalLM if model.causal else ServedMaskedLM)(model, run.tokenizer, reader, limits)
+    if "generate" in made.endpoints() and made.bounded and limits.new_tokens >= limits.longest:
+        raise ValueError(
+            f"{limits.new_tokens} new tokens and a prompt do not fit {limits.longest} tokens: "
+            "raise --max-length or lower --max-new-tokens"
+        )
+    return made
+
+
+def _longest(run, options):
+    longest, learned = options.longest or run.config.data.sequence_length, run.model.max_length
+    if learned is not None and longest > learned:
+        raise ValueError(f"the model has learned positions for {learned} tokens, got a max length of {longest}")
+    return longest
+
+
+def in_precision(model: keras.Model, precision: str) -> keras.Model:
+    """A copy of a model under another dtype policy, its weights rounded to what that stores."""
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
+    copy = type(model).from_config({**model.get_config(), "dtype": precision})
+    copy.build()
+    for new, old in zip(copy.weights, model.weights, strict=True):
+        new.assign(old)
+    return copy
+
+
+def _write(run, step, folder, options, report):
+    made = served(run, options)
+    extra = folder / EXTRA
+    signatures = {}
+    for name, (function, specs) in made.endpoints().items():
+        report(f"tracing {name}")
+        signatures[name] = tf.function(function, autograph=False).get_concrete_function(*specs)
+    default = next(iter(signatures))
+    report(f"writing {len(signatures)} signatures")
+    tf.saved_model.save(made, str(folder), signatures={"serving_default": signatures[default], **signatures})
+    extra.mkdir()
+    (extra / run_directory.CONFIG).write_text(configs.dump(run.config))
+    (extra / run_directory.VERSIONS).write_text(json.dumps(run_directory.versions(), indent=2) + "\n")
+    run.tokenizer.save(str(extra / run_directory.TOKENIZER))
+    if options.lite:
+        report("converting to TensorFlow Lite")
+        (folder / LITE).write_bytes(lite.convert(served(run, dataclasses.replace(options, precision="float32"))))
+    about = _about(run, step, made, options, signatures)
+    files = (path for path in folder.rglob("*") if path.is_file())
+    about["files"] = sorted([f"{EXTRA}/{ABOUT}", *(str(path.relative_to(folder)) for path in files)])
+    (extra / ABOUT).write_text(json.dumps(about, indent=2) + "\n")
+    return about
+
+
+def _about(run, step, made, options, signatures):
+    tokenizer, source = run.tokenizer, run.config.data
+    if source.tokenizer is None:
+        came_from = f"trained on the training split of {source.source['type']}: the licence is that of its text"
+    else:
+        came_from = f"not stated; the vocabulary is {source.tokenizer}"
+    return {
+        "model": run.config.model["type"],
+        "mixer": run.config.model["mixer"]["type"],
+        "step": step,
+        "precision": options.precision or run.config.train.precision,
+        "reads": "ids" if options.ids_only else "text",
+        "max_length": _longest(run, options),
+        "max_new_tokens": options.new_tokens if "generate" in signatures else None,
+        "top_k": options.top_k if "fill_mask" in signatures else None,
+        "vocabulary_licence": options.licence or came_from,
+        "special_ids": {name: getattr(tokenizer, f"{name}_id") for name in ("pad", "eos", "unk", "mask", "cls")},
+        "signatures": {name: _described(function, made) for name, function in signatures.items()},
+    }
+
+
+def _described(function, made):
+    given = {spec.name: _spelled(spec) for spec in tf.nest.flatten(function.structured_input_signature)}
+    return {"takes": given, "gives": {name: _spelled(x) for name, x in function.structured_outputs.items()}}
+
+
+def _spelled(spec):
+    return f"{spec.dtype.name} [{', '.join('?' if n is None else str(n) for n in spec.shape)}]"
+
+
+def as_text(about: dict, out: str) -> str:
+    """`export`'s result for people."""
+    width = max(map(len, about["signatures"])) + 2
+    lines = [
+        f"{name:<{width}}{', '.join(of['takes'])} -> {', '.join(_short(of['gives']))}"
+        for name, of in about["signatures"].items()
+        if name != "serving_default"
+    ]
+    return "\n".join([*lines, f"{about['model']} of step {about['step']:,}, {about['precision']}, in {out}"])
+
+
+def _short(names):
+    """Names, those of a state's blocks in one word."""
+    found = dict.fromkeys("the state" if name.startswith("block_") or name == "position" else name for name in names)
+    return list(found)

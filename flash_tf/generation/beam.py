@@ -1,0 +1,86 @@
+"""Beam search: several continuations of each text side by side, of which the likeliest stay."""
+
+import dataclasses
+
+from keras import ops
+
+from flash_tf.generation.decoding import hold, is_one_of, next_logits
+
+
+@dataclasses.dataclass(frozen=True)
+class BeamSearch:
+    """The likeliest of `width` continuations that are grown together.
+
+    What stays in the beam is chosen by the sum of log-probabilities; in the end the best one by that sum over
+    length^length_penalty, the stop token counted.
+
+    Args:
+      width: How many.
+      length_penalty: 0 compares sums, 1 means; more favours longer texts.
+
+    Raises:
+      ValueError: A width below 1.
+    """
+
+    width: int = 4
+    length_penalty: float = 1.0
+
+    def __post_init__(self):
+        if self.width < 1:
+            raise ValueError(f"a beam's width must be 1 or more, got {self.width}")
+
+    def __call__(self, model, logits, state: dict, steps: int, stop_tokens=()):
+        """Continues each row.
+
+        Args:
+          model: A causal language model.
+          logits: `[b, V]`, after the last token that `state` has seen.
+          state: Of `b` rows.
+          steps: How many tokens, a Python integer.
+          stop_tokens: Ids that end a row.
+
+        Returns:
+          The best continuation of each row, int32 `[b, steps]`, of which what follows a stop token means nothing.
+
+        Raises:
+          ValueError: The beam is wider than the vocabulary.
+        """
+        rows, size = logits.shape
+        if self.width > size:
+            raise ValueError(f"a beam of width {self.width} needs as many tokens in the vocabulary, which has {size}")
+        state = {name: ops.repeat(x, self.width, axis=0) for name, x in state.items()}
+        held = hold(model, state)
+        scores, tokens = ops.top_k(_log_softmax(logits), self.width)  # [b, w]
+        tokens = ops.cast(tokens, "int32")
+        column = lambda step: ops.cast(ops.arange(steps) == step, "int32")  # noqa: E731
+        chosen = tokens[..., None] * column(0)
+        lengths, done = ops.ones_like(tokens), is_one_of(tokens, stop_tokens)
+        # A beam that has ended stays as it is: its one continuation, by any token, costs nothing.
+        stays = ops.where(ops.arange(size) == 0, 0.0, -ops.convert_to_tensor(float("inf"), scores.dtype))
+
+        def going_on(step, tokens, chosen, scores, lengths, done, state):
+            return ops.logical_and(step < steps, ops.logical_not(ops.all(done))) if stop_tokens else step < steps
+
+        def body(step, tokens, chosen, scores, lengths, done, state):
+            logits, state = next_logits(model, held, ops.reshape(tokens, (-1,)), state)
+            nexts = ops.where(done[..., None], stays, ops.reshape(_log_softmax(logits), (rows, self.width, size)))
+            scores, best = ops.top_k(ops.reshape(scores[..., None] + nexts, (rows, self.width * size)), self.width)
+            parents, tokens = ops.cast(best // size, "int32"), ops.cast(best % size, "int32")
+            at = ops.reshape(parents + self.width * ops.arange(rows, dtype="int32")[:, None], (-1,))
+            state = {name: ops.take(x, at, axis=0) for name, x in state.items()}
+            chosen = ops.take_along_axis(chosen, parents[..., None], axis=1)
+            lengths, done = (ops.take_along_axis(x, parents, axis=1) for x in (lengths, done))
+            chosen = chosen + ops.where(done, 0, tokens)[..., None] * column(step)
+            lengths = lengths + ops.cast(ops.logical_not(done), "int32")
+            done = ops.logical_or(done, is_one_of(tokens, stop_tokens))
+            return step + 1, tokens, chosen, scores, lengths, done, state
+
+        start = (ops.ones((), "int32"), tokens, chosen, scores, lengths, done, state)
+        _, _, chosen, scores, lengths, _, _ = ops.while_loop(going_on, body, start)
+        value = scores / ops.cast(lengths, scores.dtype) ** self.length_penalty
+        best = ops.argmax(value, axis=-1)
+        return ops.take_along_axis(chosen, best[:, None, None], axis=1)[:, 0]
+
+
+def _log_softmax(logits):
+    return ops.log_softmax(ops.cast(logits, "float32"), axis=-1)

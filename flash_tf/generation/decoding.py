@@ -1,0 +1,108 @@
+"""One token after the other, as a loop that compiles whole."""
+
+import keras
+from keras import ops
+
+
+def greedy(model: keras.Model, tokens, state: dict, steps: int):
+    """The likeliest continuation, token by token; see `decode`."""
+    return decode(model, tokens, state, steps, lambda logits, step: ops.argmax(logits, axis=-1))
+
+
+def decode(model: keras.Model, tokens, state: dict, steps: int, choose, stop_tokens=()):
+    """Chooses `steps` tokens, each after reading the one before.
+
+    Compiled by XLA, a step reads each weight and the state once, and writes what is new in the state in place. What no
+    step changes is made before the loop: matrices in the compute dtype, tables made of weights.
+
+    Args:
+      model: A causal language model.
+      tokens: Integers `[b]`: the last token of each row, which `state` has not seen.
+      state: Of the model's `initial_state` or `extend`.
+      steps: How many, a Python integer.
+      choose: `(logits [b, V], step) -> integers [b]`; `step` counts from 0, a scalar tensor.
+      stop_tokens: Ids after any of which a row is done. The loop ends when all rows are.
+
+    Returns:
+      The chosen tokens, int32 `[b, steps]`, of which what follows a stop token means nothing; and the state, which has
+      seen all but the last of them.
+
+    Raises:
+      ValueError: `steps` is below 1, or the model is not causal.
+    """
+    if steps < 1:
+        raise ValueError(f"decode needs steps >= 1, got {steps}")
+    if not model.causal:
+        raise ValueError(f"decode needs a causal language model, got {type(model).__name__}")
+    held = hold(model, state)
+
+    def going_on(step, tokens, chosen, done, state):
+        return ops.logical_and(step < steps, ops.logical_not(ops.all(done))) if stop_tokens else step < steps
+
+    def body(step, tokens, chosen, done, state):
+        logits, state = next_logits(model, held, tokens, state)
+        tokens = ops.cast(choose(logits, step), "int32")
+        column = ops.cast(ops.arange(steps) == step, "int32")
+        return (
+            step + 1,
+            tokens,
+            chosen + tokens[:, None] * column,
+            ops.logical_or(done, is_one_of(tokens, stop_tokens)),
+            state,
+        )
+
+    tokens = ops.cast(tokens, "int32")
+    start = (ops.zeros((), "int32"), tokens, ops.zeros((ops.shape(tokens)[0], steps), "int32"), tokens < 0, state)
+    *_, chosen, _, state = ops.while_loop(going_on, body, start)
+    return chosen, model.close(state)
+
+
+def is_one_of(tokens, stop_tokens):
+    """Whether each token is among some ids."""
+    found = [tokens == stop for stop in stop_tokens]
+    return ops.any(ops.stack(found), axis=0) if found else tokens < 0
+
+
+def hold(model: keras.Model, state: dict) -> dict:
+    """What all single steps from `state` share, as tensors: made once.
+
+    Returns:
+      `weights`, the matrices in the compute dtype, and `prepared`, what the mixers make of weights. Those of dense
+      layers are held transposed: XLA makes the product of one vector with a matrix a sum over an axis, and makes it
+      well over the last axis only.
+    """
+    cast = [ops.cast(weight, model.compute_dtype) for weight in _matrices(model)]
+    weights = [ops.transpose(x) if _is_dense(w) else x for w, x in zip(_matrices(model), cast, strict=True)]
+    with _scope(model, weights):
+        return {"weights": weights, "prepared": model.prepare(state)}
+
+
+def next_logits(model: keras.Model, held: dict, tokens, state: dict):
+    """Reads one token `[b]` of each row -> logits `[b, V]` and the state, to be closed before its next use.
+
+    Args:
+      model: A causal language model.
+      held: Of `hold`.
+      tokens: Integers `[b]`.
+      state: Of `extend`, or of this function: it is closed here, so that all that reads the state comes after what
+        rewrites it.
+    """
+    with _scope(model, held["weights"]):
+        logits, state = model.extend(tokens[:, None], model.close(state), prepared=held["prepared"])
+    return logits[:, 0], state
+
+
+def _matrices(model):
+    return [w for w in model.weights if len(w.shape) == 2 and keras.backend.is_float_dtype(w.dtype)]
+
+
+def _is_dense(weight):
+    return weight.name == "kernel"
+
+
+def _scope(model, weights):
+    """A scope in which each matrix is what is held of it."""
+    scope = keras.StatelessScope()
+    for weight, x in zip(_matrices(model), weights, strict=True):
+        scope.add_update((weight, ops.transpose(x) if _is_dense(weight) else x))
+    return scope

@@ -1,0 +1,175 @@
+"""Prompts in, continuations out: left-aligned batches, compiled once for each size."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import keras
+import numpy as np
+from keras import ops
+
+from flash_tf.generation.beam import BeamSearch
+from flash_tf.generation.decoding import decode, hold, next_logits
+from flash_tf.generation.samplers import GREEDY, Sampler
+
+FINEST = 32  # tokens: prompts are padded to a multiple of it or, if they are longer, of an eighth to a quarter of them
+SAMPLERS = {"greedy": GREEDY, "sample": Sampler(), "beam": BeamSearch()}
+
+
+class Generator:
+    """Continues prompts with a causal language model; keeps what it compiled.
+
+    Prompts are padded on the right, so that each begins at position 0 and its chunks stay those of training, and the
+    padding leaves no trace in a row's state: a row's continuation does not depend on the rows beside it.
+
+    Args:
+      model: A built causal language model.
+    """
+
+    def __init__(self, model: keras.Model):
+        self._model, self._programs = model, {}
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int = 64,
+        sampler: str | Sampler | BeamSearch = "greedy",
+        seed: int = 0,
+        stop_tokens: Sequence[int] = (),
+    ) -> list[list[int]]:
+        """The continuation of each prompt; see `CausalLM.generate`."""
+        chosen_by = _sampler(sampler)
+        ids, lengths = self._aligned(prompts, max_new_tokens, seed, stop_tokens)
+        draws = _draws(seed, len(ids), max_new_tokens)
+        key = ("whole", ids.shape, max_new_tokens, chosen_by, tuple(stop_tokens))
+        whole = lambda *arrays: self._whole(*arrays, max_new_tokens, chosen_by, stop_tokens)  # noqa: E731
+        chosen = ops.convert_to_numpy(self._run(key, whole, *map(ops.convert_to_tensor, (ids, lengths, draws))))
+        return [_before(row, stop_tokens) for row in chosen.tolist()]
+
+    def stream(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int = 64,
+        sampler: str | Sampler = "greedy",
+        seed: int = 0,
+        stop_tokens: Sequence[int] = (),
+    ) -> Iterator[list[int | None]]:
+        """The same tokens as `generate`, as they come: of each prompt the next one, or None once it has ended."""
+        chosen_by = _sampler(sampler)
+        if isinstance(chosen_by, BeamSearch):
+            raise ValueError("a beam's best text is known at its end only: stream needs a sampler that draws")
+        ids, lengths = self._aligned(prompts, max_new_tokens, seed, stop_tokens)
+        return self._tokens(ids, lengths, _draws(seed, len(ids), max_new_tokens), chosen_by, set(stop_tokens))
+
+    def _tokens(self, ids, lengths, draws, sampler, stop_tokens):
+        capacity = self._capacity(ids.shape[1], draws.shape[1])
+        begin = lambda *arrays: self._begin(*arrays, capacity)  # noqa: E731
+        step = lambda *given: self._next(*given, sampler)  # noqa: E731
+        sizes, going_on = (len(ids), capacity, sampler), np.ones(len(ids), bool)
+        logits, held, state = self._run(
+            ("begin", ids.shape, capacity), begin, *map(ops.convert_to_tensor, (ids, lengths))
+        )
+        tokens = sampler(logits, ops.convert_to_tensor(draws[:, 0]))
+        for column in [*draws.T[1:], None]:
+            found = ops.convert_to_numpy(tokens).tolist()
+            going_on &= [token not in stop_tokens for token in found]
+            if not going_on.any():
+                return
+            yield [token if goes_on else None for token, goes_on in zip(found, going_on, strict=True)]
+            if column is not None:
+                tokens, state = self._run(("step", *sizes), step, held, tokens, state, ops.convert_to_tensor(column))
+
+    def _next(self, held, tokens, state, draws, sampler):
+        logits, state = next_logits(self._model, held, tokens, state)
+        return sampler(logits, draws), state
+
+    def _whole(self, ids, lengths, draws, steps, sampler, stop_tokens):
+        logits, state = self._read(ids, lengths, self._capacity(ids.shape[1], steps))
+        if isinstance(sampler, BeamSearch):
+            return sampler(self._model, logits, state, steps, stop_tokens)
+        first = sampler(logits, draws[:, 0])
+        if steps == 1:
+            return first[:, None]
+        choose = lambda logits, step: sampler(logits, ops.take(draws, step + 1, axis=1))  # noqa: E731
+        rest, _ = decode(self._model, first, state, steps - 1, choose, stop_tokens)
+        return ops.concatenate([first[:, None], rest], axis=1)
+
+    def _begin(self, ids, lengths, capacity):
+        logits, state = self._read(ids, lengths, capacity)
+        return logits, hold(self._model, state), state
+
+    def _read(self, ids, lengths, capacity):
+        state = self._model.initial_state(ids.shape[0], capacity)
+        logits, state = self._model.extend(ids, state, lengths, last=True)
+        return logits[:, 0], state
+
+    def _capacity(self, tokens, steps):
+        return tokens + steps if self._model.mixers[0].grows else None
+
+    def _aligned(self, prompts, max_new_tokens, seed, stop_tokens):
+        """Ids padded on the right, int32 `[b, n]`, and lengths, int32 `[b]`; ValueError for bad arguments."""
+        for name, value, least in (
+            ("max_new_tokens", max_new_tokens, 1),
+            ("seed", seed, 0),
+            ("prompts", len(prompts), 1),
+        ):
+            if value < least:
+                raise ValueError(
+                    f"generate needs {name} {'' if name != 'prompts' else 'of '}{least} or more, got {value}"
+                )
+        rows = [self._ids(f"prompt {number}", prompt) for number, prompt in enumerate(prompts)]
+        if stop_tokens:
+            self._ids("stop_tokens", stop_tokens)
+        lengths, room = [len(row) for row in rows], self._model.max_length
+        longest = max(lengths)
+        if room is not None and longest + max_new_tokens > room:
+            raise ValueError(
+                f"{self._model.name} has learned positions for max_length={room} tokens,"
+                f" got a prompt of {longest} and max_new_tokens={max_new_tokens}"
+            )
+        step = max(FINEST, 2 ** longest.bit_length() // 8)
+        width = min(-(-longest // step) * step, math.inf if room is None else room - max_new_tokens)
+        return np.array([np.pad(row, (0, width - len(row))) for row in rows], np.int32), np.array(lengths, np.int32)
+
+    def _ids(self, name, given):
+        ids, size = np.asarray(given), self._model.vocabulary_size
+        if ids.ndim != 1 or not ids.size or not np.issubdtype(ids.dtype, np.integer):
+            raise ValueError(f"{name} must be one token id or more, got {given!r}")
+        outside = ids[(ids < 0) | (ids >= size)]
+        if outside.size:
+            raise ValueError(f"{self._model.name} has token ids 0 to {size - 1}, {name} has {outside[0]}")
+        return ids
+
+    def _run(self, key, function, *arguments):
+        """`function` of nested tensors, as a program that is made when first wanted."""
+        if key not in self._programs:
+            self._programs[key] = compiled(function, *arguments)
+        return self._programs[key](*arguments)
+
+
+def compiled(function, *arguments):
+    """`function` as one program for such arguments: a graph of TensorFlow's, by XLA on a GPU; as it is elsewhere."""
+    if keras.backend.backend() != "tensorflow":
+        return function
+    import tensorflow as tf
+
+    on_gpu = bool(tf.config.list_logical_devices("GPU"))
+    return tf.function(function, autograph=False, jit_compile=on_gpu).get_concrete_function(*arguments)
+
+
+def _sampler(sampler):
+    if isinstance(sampler, Sampler | BeamSearch):
+        return sampler
+    if sampler not in SAMPLERS:
+        raise ValueError(f"sampler must be one of {', '.join(SAMPLERS)}, a Sampler or a BeamSearch, got {sampler!r}")
+    return SAMPLERS[sampler]
+
+
+def _draws(seed, rows, steps):
+    """Uniform numbers `[rows, steps]` in [0, 1), those of a row by the seed and its number alone."""
+    generators = [np.random.Generator(np.random.Philox(key=[seed, row])) for row in range(rows)]
+    return np.stack([generator.random(steps, np.float32) for generator in generators])
+
+
+def _before(tokens, stop_tokens):
+    """Tokens up to the first stop token."""
+    return tokens[: next((i for i, token in enumerate(tokens) if token in stop_tokens), len(tokens))]

@@ -1,0 +1,117 @@
+"""What the maps of several mixers share, in plain NumPy of one text: no batch, no mask, no chunks, float64.
+
+Written from the formulas, not from the kernels: what a picture shows must not be wrong where a kernel is.
+"""
+
+from collections.abc import Sequence
+
+import keras
+import numpy as np
+
+
+def array(weight) -> np.ndarray:
+    """A weight as float64."""
+    return keras.ops.convert_to_numpy(weight).astype("float64")
+
+
+def dense(layer: keras.layers.Dense, x: np.ndarray) -> np.ndarray:
+    """`[n, d]` -> `[n, w]`, with the bias."""
+    return x @ array(layer.kernel) + array(layer.bias)
+
+
+def cut(x: np.ndarray, widths: Sequence[int]) -> list[np.ndarray]:
+    """Parts of `x [n, w]`, one of each width."""
+    return np.split(x, np.cumsum(widths)[:-1], axis=-1)
+
+
+def silu(x: np.ndarray) -> np.ndarray:
+    return x / (1 + np.exp(-np.clip(x, -500, None)))
+
+
+def heads(x: np.ndarray, h: int) -> np.ndarray:
+    """`[n, h s]` -> `[h, n, s]`."""
+    return np.moveaxis(x.reshape(len(x), h, -1), 1, 0)
+
+
+def together(x: np.ndarray) -> np.ndarray:
+    """`[h, n, s]` -> `[n, h s]`."""
+    return np.moveaxis(x, 0, 1).reshape(x.shape[1], -1)
+
+
+def rotated(x: np.ndarray) -> np.ndarray:
+    """Every token of `x [..., n, s]` turned by its position: channels i and i + s/2 as one complex number."""
+    half = x.shape[-1] // 2
+    turned = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * np.outer(np.arange(x.shape[-2]), _frequencies(half)))
+    return np.concatenate([turned.real, turned.imag], axis=-1)
+
+
+def bias_of_distance(a: np.ndarray, b: np.ndarray, n: int) -> np.ndarray:
+    """The relative bias `[i, j]`: Re sum_f a_f conj(b_f) exp(1j (i - j) theta_f), a and b as complex numbers."""
+    half = len(a) // 2
+    product = (a[:half] + 1j * a[half:]) * np.conj(b[:half] + 1j * b[half:])
+    distances = np.arange(1 - n, n)
+    by_distance = (product * np.exp(1j * np.outer(distances, _frequencies(half)))).sum(axis=1).real
+    at = np.arange(n)
+    return by_distance[at[:, None] - at[None, :] + n - 1]
+
+
+def _frequencies(half):
+    return 10_000.0 ** (-np.arange(half) / half)
+
+
+def visible(n: int, causal: bool) -> np.ndarray:
+    """Whether token i sees token j of a text of n, `[i, j]`."""
+    return np.tri(n, dtype=bool) if causal else np.ones((n, n), bool)
+
+
+def squared_relu(q: np.ndarray, k: np.ndarray, bias, divisor, scale: str) -> np.ndarray:
+    """relu(q k / sqrt(s) + bias)^2 / divisor, or relu(q k / divisor + bias)^2 if the scale is "paper_appendix".
+
+    Args:
+      q: `[h, n, s]`.
+      k: `[h, n, s]`.
+      bias: `[n, n]`, or 0.
+      divisor: A number, or one a query `[n, 1]`.
+      scale: As the mixers name it.
+    """
+    content = q @ np.swapaxes(k, -1, -2)
+    if scale == "paper_appendix":
+        return np.maximum(content / divisor + bias, 0) ** 2
+    return np.maximum(content / np.sqrt(q.shape[-1]) + bias, 0) ** 2 / divisor
+
+
+def softmax(q: np.ndarray, k: np.ndarray, seen: np.ndarray) -> np.ndarray:
+    """exp(q k / sqrt(s)) over its sum, of the pairs that are seen."""
+    scores = np.where(seen, q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1]), -np.inf)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+class GatedUnit:
+    """What a gated attention unit makes of its input before and after it attends.
+
+    Args:
+      unit: The layer, a `GatedAttentionUnit`.
+      x: What it is called with, `[n, d]`.
+
+    Attributes:
+      v: Values, `[n, e]`.
+      bias: Of distances, `[n, n]`, or 0.
+    """
+
+    def __init__(self, unit, x: np.ndarray):
+        self._unit, n = unit, len(x)
+        widths = [unit.value_width] * (1 + unit.gated) + [unit.key_dim]
+        *gate, self.v, self._z = cut(silu(dense(unit.in_projection, x)), widths)
+        self._gate = gate[0] if gate else 1.0
+        self.bias = 0.0 if unit.bias is None else bias_of_distance(array(unit.bias.a), array(unit.bias.b), n)
+
+    def head(self, name: str) -> np.ndarray:
+        """A head before rotation, `[n, s]`."""
+        made = self._unit.offset_scale
+        i = made.heads.index(name)
+        return self._z * array(made.scales[i]) + array(made.offsets[i])
+
+    def leave(self, attended: np.ndarray) -> np.ndarray:
+        """`[n, e]` -> `[n, d]`, without the output's bias."""
+        return (self._gate * attended) @ array(self._unit.out_projection.kernel)

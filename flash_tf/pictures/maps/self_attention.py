@@ -1,0 +1,21 @@
+"""The Transformer's: softmax, or squared ReLU, over all tokens, in several heads."""
+
+import numpy as np
+
+from flash_tf.pictures.formulas import array, cut, dense, heads, rotated, silu, softmax, squared_relu, together, visible
+from flash_tf.pictures.maps import Part
+
+
+def parts(mixer, x: np.ndarray) -> list[Part]:
+    """The one sum; see the folder."""
+    q, k, v, *gate = cut(dense(mixer.in_projection, x), [mixer.width] * (4 if mixer.gated else 3))
+    q, k, v = (heads(part, mixer.heads) for part in (q, k, v))
+    if mixer.rotary:
+        q, k = rotated(q), rotated(k)
+    seen = visible(len(x), mixer.causal)
+    if mixer.kernel == "softmax":
+        weights = softmax(q, k, seen)
+    else:
+        weights = squared_relu(q, k, 0.0, seen.sum(axis=1, keepdims=True), "normalized") * seen
+    attended = together(weights @ v) * (silu(gate[0]) if gate else 1.0)
+    return [Part("attention", weights, seen, attended @ array(mixer.out_projection.kernel))]

@@ -1,0 +1,110 @@
+"""Files of pictures: PNG, and one HTML file that holds all of them and opens without a network."""
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import NamedTuple
+
+from matplotlib.figure import Figure
+
+STYLE = """
+body { font: 15px/1.45 system-ui, sans-serif; max-width: 1250px; margin: 2em auto; padding: 0 1em; color: #222; }
+table { border-collapse: collapse; margin: 1em 0; font-variant-numeric: tabular-nums; }
+th, td { padding: .2em .8em; border-bottom: 1px solid #ddd; text-align: right; }
+th:first-child, td:first-child { text-align: left; overflow-wrap: anywhere; }
+img { max-width: 100%; height: auto; }
+p.note { color: #666; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; background: #f6f6f6; padding: .8em; }
+"""
+
+
+class Picture(NamedTuple):
+    """A picture, and what stands beside it in the page.
+
+    Attributes:
+      name: Of its file, without ending.
+      title: Its heading.
+      caption: What it shows.
+      png: The file's bytes.
+    """
+
+    name: str
+    title: str
+    caption: str
+    png: bytes
+
+
+class Table(NamedTuple):
+    """Rows of text under a heading each; `folded` tables open when asked."""
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    folded: bool = False
+
+
+def picture(name: str, title: str, caption: str, drawn: Figure) -> Picture:
+    """Draws a figure."""
+    file = io.BytesIO()
+    drawn.savefig(file, format="png")
+    return Picture(name, title, caption, file.getvalue())
+
+
+def write(out: str, name: str, html: str, pictures: Sequence[Picture]) -> list[str]:
+    """Writes `NAME.html` and a PNG file for each picture into a local folder; returns their paths, the page's first.
+
+    Raises:
+      ValueError: When the folder is not local.
+      OSError: When it cannot be written.
+    """
+    files = {f"{name}.html": html.encode("utf-8", "replace")} | {f"{one.name}.png": one.png for one in pictures}
+    for file, data in files.items():
+        (folder(out) / file).write_bytes(data)
+    return [str(Path(out, file)) for file in files]
+
+
+def folder(out: str) -> Path:
+    """The folder `out`, made if it is not there: call it before long work, which a bad place would waste."""
+    if "://" in out:
+        raise ValueError(f"pictures go to a local folder: use --out, got {out}")
+    path = Path(out)
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def html(title: str, facts: Mapping[str, str], tables: Sequence[Table], pictures: Sequence[Picture], notes: str) -> str:
+    """The page: `facts` by their names, then tables, pictures and small print. All text is escaped."""
+    said = "".join(f"<p><b>{escape(name)}:</b> {escape(text)}</p>\n" for name, text in facts.items())
+    drawn = "".join(map(_picture, pictures))
+    return (
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f"<style>{STYLE}</style></head><body>\n<h1>{escape(title)}</h1>\n{said}"
+        f'{"".join(map(_table, tables))}{drawn}<p class="note">{escape(notes)}</p>\n</body></html>\n'
+    )
+
+
+def _picture(one):
+    data = base64.b64encode(one.png).decode()
+    image = f'<img alt="{escape(one.title)}" src="data:image/png;base64,{data}">'
+    return f"<h2>{escape(one.title)}</h2>\n<p>{escape(one.caption)}</p>\n{image}\n"
+
+
+def _table(one):
+    cells = lambda tag, row: "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row)  # noqa: E731
+    body = "".join(f"<tr>{cells('td', row)}</tr>\n" for row in one.rows)
+    table = f"<table>\n<tr>{cells('th', one.head)}</tr>\n{body}</table>\n"
+    if one.folded:
+        return f"<details><summary>{escape(one.title)}</summary>\n{table}</details>\n"
+    return f"<h2>{escape(one.title)}</h2>\n{table}"
+
+
+def as_text(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table for a terminal: the first column to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = []
+    for row in (head, *rows):
+        cells = zip(row[1:], widths[1:], strict=True)
+        lines.append("  ".join([f"{row[0]:<{widths[0]}}", *(f"{cell:>{width}}" for cell, width in cells)]).rstrip())
+    return "\n".join(lines)

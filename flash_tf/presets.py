@@ -1,0 +1,58 @@
+"""Models as folders, in Keras' manner: `config.json`, `model.weights.h5`, and `tokenizer.model` where there is one."""
+
+import importlib
+import json
+from pathlib import Path
+
+import keras
+
+CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.weights.h5", "tokenizer.model"
+
+
+def save(model: keras.Model, directory: str) -> None:
+    """Writes a model, and its `tokenizer` if it has one, over the preset that may be there."""
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in (CONFIG, TOKENIZER):
+        (folder / name).unlink(missing_ok=True)  # a preset is whole when its config is there
+    if not model.built:
+        model.build()
+    model.save_weights(folder / WEIGHTS)
+    if model.tokenizer is not None:
+        model.tokenizer.save(str(folder / TOKENIZER))
+    whole = keras.saving.serialize_keras_object(model)
+    kept = {name: whole[name] for name in ("module", "class_name", "config", "registered_name")}
+    (folder / CONFIG).write_text(json.dumps({**kept, "keras_version": keras.__version__}, indent=2) + "\n")
+
+
+def load(cls: type, directory: str, options: dict) -> keras.Model:
+    """The model of a preset, on any backend of Keras.
+
+    Args:
+      cls: What it must be an instance of.
+      directory: Of `save`.
+      options: Options of the constructor that replace those of the preset, as `dtype` and `dropout`.
+
+    Raises:
+      ValueError: There is no preset, its files are damaged, or it is of another class.
+    """
+    folder = Path(directory)
+    if not (folder / CONFIG).is_file():
+        raise ValueError(f"{directory} is no preset: it has no {CONFIG}, which `save_to_preset` writes")
+    try:
+        found = json.loads((folder / CONFIG).read_text("utf-8"))
+        model = keras.saving.deserialize_keras_object({**found, "config": {**found["config"], **options}})
+    except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{folder / CONFIG} is not the config of a model: {' '.join(str(error).split())}") from error
+    if not isinstance(model, cls):
+        raise ValueError(f"{directory} has a {type(model).__name__}, not a {cls.__name__}")
+    model.build()
+    try:
+        model.load_weights(folder / WEIGHTS)
+    except (OSError, KeyError, ValueError) as error:
+        line = " ".join(str(error).partition("List of objects")[0].split())
+        raise ValueError(f"{folder / WEIGHTS} is damaged, or of another model than {CONFIG}: {line}") from error
+    if (folder / TOKENIZER).is_file():
+        # By name, because models run where there is no TensorFlow, and only those with a tokenizer need it.
+        model.tokenizer = importlib.import_module("flash_tf.data.tokenizer").Tokenizer.load(str(folder / TOKENIZER))
+    return model

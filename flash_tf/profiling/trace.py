@@ -1,0 +1,238 @@
+"""Reads what TensorFlow's profiler wrote, of a CPU, of GPUs or of TPUs, into steps and operations."""
+
+import collections
+import dataclasses
+import re
+from collections.abc import Iterable
+
+import numpy as np
+import tensorflow as tf
+from google.protobuf.message import DecodeError
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+from flash_tf.profiling import intervals, operations
+
+DEVICE = re.compile(r"/device:(GPU|TPU):\d+")
+WAITS = re.compile(r"IteratorGetNext\w*Op::\w*Compute")  # the step asks for a batch until it gets it
+PROGRAMS, HOST = "/host:metadata", "/host:CPU"
+PEAK = "peak_teraflops_per_second"  # of a device, as some drivers say
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A step's time in picoseconds; its parts add up to the whole.
+
+    Attributes:
+      number: As it was marked.
+      total: From its start on the host until its results were there.
+      device: While some device worked.
+      input: While none worked and the step waited for its batch.
+      host: The rest.
+    """
+
+    number: int
+    total: int
+    device: int
+    input: int
+    host: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """What a trace says of its steps.
+
+    Attributes:
+      steps: In their order.
+      devices: Accelerators that worked; 0 where the host's CPU did.
+      operations: (what, kind) -> (how often, picoseconds of its own), in all steps, on all devices together.
+      program_bytes: The most memory that a program of XLA holds, by its own analysis; None without such a program.
+      peak: FLOP/s of one accelerator, where its plane says so.
+    """
+
+    steps: tuple[Step, ...]
+    devices: int
+    operations: dict[tuple[str, str], tuple[int, int]]
+    program_bytes: int | None
+    peak: float | None
+
+
+def load(paths: Iterable[str]) -> xplane_pb2.XSpace:
+    """The trace in some files, one a host.
+
+    Raises:
+      ValueError: When there is no file, or it is no trace.
+    """
+    space, paths = xplane_pb2.XSpace(), list(paths)
+    if not paths:
+        raise ValueError("the profiler wrote no trace: a *.xplane.pb file is needed, there is none")
+    for path in paths:
+        with tf.io.gfile.GFile(path, "rb") as file:
+            try:
+                space.MergeFromString(file.read())
+            except DecodeError as error:
+                raise ValueError(f"{path} is damaged: it is no XSpace") from error
+    return space
+
+
+def read(space: xplane_pb2.XSpace, name: str) -> Trace:
+    """Steps and operations of a trace.
+
+    Args:
+      space: The trace.
+      name: What its steps are marked as.
+
+    Raises:
+      ValueError: When it has no such step, or nothing ran in them.
+    """
+    planes = [_Plane(plane) for plane in space.planes]
+    programs = operations.Programs({k: v for plane in planes if plane.name == PROGRAMS for k, v in plane.programs()})
+    lines = [(plane, line) for plane in planes for line in plane.plane.lines if line.events]
+    origin = min((line.timestamp_ns for _, line in lines), default=0)
+    marks, waits, host, devices = {}, [], [], collections.defaultdict(list)
+    for plane, line in lines:
+        found = _Line(plane, line, origin, programs, name)
+        marks.update(found.marks)
+        waits += found.waits
+        if DEVICE.fullmatch(plane.name):
+            devices[plane.name] += [found] if plane.works(line) else []
+        elif not line.name.startswith("tf_data"):  # which prepare later batches
+            host.append(found)
+    if not marks:
+        raise ValueError(f"the trace has no step: events {name!r} with a step_num are needed, there is none")
+    work = [one for found in devices.values() for one in found if one.what]
+    accelerators = sum(any(one.what for one in found) for found in devices.values())
+    work = work or [one for one in host if one.what]
+    if not work:
+        raise ValueError(f"the trace is empty: nothing ran in its {len(marks)} steps {name!r}")
+    busy = intervals.union(*((one.starts, one.ends) for one in work))
+    waiting = intervals.merged(*zip(*waits, strict=True)) if waits else intervals.merged([], [])
+    return Trace(
+        steps=tuple(_step(number, *marks[number], busy, waiting) for number in sorted(marks)),
+        devices=accelerators,
+        operations=_operations(work, list(marks.values())),
+        program_bytes=programs.largest(),
+        peak=next((1e12 * p.stats[PEAK] for p in planes if DEVICE.fullmatch(p.name) and p.stats.get(PEAK)), None),
+    )
+
+
+def _step(number, start, end, busy, waiting):
+    device = intervals.length(busy, start, end)
+    waited = intervals.length(intervals.union(busy, waiting), start, end) - device
+    return Step(number, end - start, device, waited, end - start - device - waited)
+
+
+def _operations(work, spans):
+    """Sums over the operations that begin in a step."""
+    starts, ends = intervals.merged(*zip(*spans, strict=True))
+    found = collections.defaultdict(lambda: (0, 0))
+    for line in work:
+        at = np.searchsorted(starts, line.starts, side="right") - 1
+        inside = (at >= 0) & (line.starts < ends[np.maximum(at, 0)])
+        for what, own in zip(
+            [w for w, kept in zip(line.what, inside, strict=True) if kept],
+            intervals.own(line.starts, line.ends)[inside].tolist(),
+            strict=True,
+        ):
+            count, time = found[what]
+            found[what] = count + 1, time + own
+    return dict(found)
+
+
+class _Plane:
+    """A plane, with its statistics by name."""
+
+    def __init__(self, plane):
+        self.plane, self.name = plane, plane.name
+        self._names = {number: metadata.name for number, metadata in plane.stat_metadata.items()}
+        self.stats = self.values(plane.stats)
+
+    def values(self, stats):
+        """Statistics as name -> value."""
+        found = {}
+        for stat in stats:
+            field = stat.WhichOneof("value")
+            value = getattr(stat, field) if field else None
+            found[self._names.get(stat.metadata_id, "")] = self._names.get(value) if field == "ref_value" else value
+        return found
+
+    def programs(self):
+        """Each program's `module(id)` and HLO."""
+        for metadata in self.plane.event_metadata.values():
+            for value in self.values(metadata.stats).values():
+                if isinstance(value, bytes):
+                    yield metadata.name, value
+
+    def works(self, line):
+        """Whether a device's line holds what ran: a GPU's streams, a TPU's operations. Others repeat it by module."""
+        streams = any(other.name.startswith("Stream") for other in self.plane.lines)
+        return line.name.startswith("Stream") if streams else line.name == "XLA Ops"
+
+
+class _Line:
+    """A thread's or stream's marks of steps, waits for input, and operations.
+
+    Attributes:
+      marks: Step -> its start and end.
+      waits: (start, end) each.
+      starts, ends, what: Of each operation.
+    """
+
+    def __init__(self, plane, line, origin, programs, mark):
+        self._plane, self._programs, self._mark = plane, programs, mark
+        self._device, self._kinds = bool(DEVICE.fullmatch(plane.name)), {}
+        self.marks, self.waits, self.what, starts, ends = {}, [], [], [], []
+        base = 1000 * (line.timestamp_ns - origin)
+        for event in line.events:
+            kind = self._kind(event)
+            if kind is None:
+                continue
+            start, end = base + event.offset_ps, base + event.offset_ps + event.duration_ps
+            if kind == "mark":
+                self.marks[int(plane.values(event.stats)["step_num"])] = start, end
+            elif kind == "wait":
+                self.waits.append((start, end))
+            else:
+                self.what.append(kind)
+                starts.append(start)
+                ends.append(end)
+        self.starts, self.ends = np.array(starts, np.int64), np.array(ends, np.int64)
+
+    def _kind(self, event):
+        """`mark`, `wait`, an operation as (what, kind), or None for anything else."""
+        known = self._kinds.get(event.metadata_id, "new")
+        if known == "new":
+            known = self._kinds[event.metadata_id] = self._classified(event)
+        if known != "xla":
+            return known
+        known = self._of_xla(event)
+        if self._programs.few:
+            self._kinds[event.metadata_id] = known
+        return known
+
+    def _classified(self, event):
+        metadata = self._plane.plane.event_metadata[event.metadata_id]
+        name, stats = metadata.name, self._plane.values([*metadata.stats, *event.stats])
+        if name == self._mark and "step_num" in stats and not self._device:
+            return "mark"
+        if WAITS.fullmatch(name):
+            return "wait"
+        if "hlo_op" in stats:
+            return "xla"
+        if self._device:
+            return self._on_device(name, stats)
+        return operations.of_tensorflow(name) if operations.OP.fullmatch(name) else None
+
+    def _on_device(self, name, stats):
+        """By the model's own name, where the driver tells of it."""
+        scope = str(stats.get("tf_op") or "")
+        if operations.OP.fullmatch(scope):
+            return operations.of_tensorflow(scope)
+        what, kind = operations.without_numbers(scope), stats.get("hlo_category")
+        plain = operations.NUMBER.sub("", name.removeprefix("%").partition(" = ")[0])[: operations.LONGEST]
+        return what or plain, str(kind or (plain if what else "kernel"))
+
+    def _of_xla(self, event):
+        """Several programs may have an instruction of one name, so each event is asked of which it is."""
+        stats = self._plane.values([*self._plane.plane.event_metadata[event.metadata_id].stats, *event.stats])
+        module, program = stats.get("hlo_module", ""), stats.get("program_id")
+        return self._programs.operation(f"{module}({program})", str(stats["hlo_op"]))

@@ -1,0 +1,27 @@
+"""One process for all exports, which has TensorFlow and TF-Text alone."""
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def ask():
+    """`ask(folder, requests)`: the answers of a process that knows nothing of this package; see `client`."""
+    client = [sys.executable, "-I", str(Path(__file__).with_name("client.py"))]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(client, **pipes) as process:
+
+        def ask(folder, requests):
+            process.stdin.write(pickle.dumps((str(folder), list(requests))))
+            process.stdin.flush()
+            answers, modules = pickle.load(process.stdout)
+            assert "tensorflow_text" in modules
+            assert not {"flash_tf", "kernels_xla", "sentencepiece"} & set(modules)
+            return answers
+
+        yield ask
+        process.stdin.close()

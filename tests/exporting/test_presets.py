@@ -1,0 +1,110 @@
+"""Presets and `.keras` files, loaded by new processes on each backend."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from flash_tf.data.tokenizer import Tokenizer
+from flash_tf.models import MODELS
+from flash_tf.models.language_model import LanguageModel
+from tests.backends import to_numpy
+from tests.exporting import models
+from tests.numerics import FLOAT32, relative_error
+
+SECTIONS = models.sections()
+IDS = np.random.default_rng(2).integers(4, 100, (2, 21)).astype("int32")
+READ = """
+import pickle, sys
+import keras
+from flash_tf.models.language_model import LanguageModel
+folders, ids = pickle.load(open(sys.argv[1], "rb"))
+found = {"backend": keras.backend.backend()}
+for name, folder in folders.items():
+    for kind, model in (
+        ("preset", LanguageModel.from_preset(folder)),
+        ("keras", keras.saving.load_model(folder + "/whole.keras")),
+    ):
+        found[name, kind] = keras.ops.convert_to_numpy(model(ids))
+pickle.dump(found, open(sys.argv[2], "wb"))
+"""
+
+
+def model_of(name):
+    """A model with weights that say something."""
+    model = MODELS.build({"max_length": 40, **SECTIONS[name]} if name.endswith("transformer") else SECTIONS[name])
+    model.build()
+    rng = np.random.default_rng(6)
+    for weight in model.trainable_variables:
+        weight.assign(np.round(to_numpy(weight.value)) + 0.3 * rng.normal(size=weight.shape))
+    return model
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Every model by name, and the folders in which each is saved, both ways."""
+    folder, found = tmp_path_factory.mktemp("presets"), {}
+    for name in SECTIONS:
+        model = model_of(name)
+        model.save_to_preset(str(folder / name))
+        model.save(folder / name / "whole.keras")
+        found[name] = model
+    return found, folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+def test_every_model_loads_in_a_new_process_on_each_backend_with_equal_outputs(saved, backend, tmp_path):
+    made, folder = saved
+    files = [tmp_path / "asked.pickle", tmp_path / "found.pickle"]
+    files[0].write_bytes(pickle.dumps(({name: str(folder / name) for name in made}, IDS)))
+    environment = {**os.environ, "KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", READ, *files], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = pickle.loads(files[1].read_bytes())
+    assert found.pop("backend") == backend
+    assert {name for name, _ in found} == set(SECTIONS) and len(found) == 2 * len(SECTIONS)
+    for (name, kind), got in found.items():
+        assert relative_error(got, to_numpy(made[name](IDS))) < FLOAT32, (name, kind)
+
+
+def test_a_preset_brings_its_tokenizer_and_takes_other_options(tmp_path):
+    directory = models.directory(tmp_path, SECTIONS["causal-flash"])
+    model = model_of("causal-flash")
+    model.tokenizer = Tokenizer.load(str(directory / "tokenizer.model"))
+    model.save_to_preset(str(tmp_path / "preset"))
+    names = ["config.json", "model.weights.h5", "tokenizer.model"]
+    assert sorted(path.name for path in (tmp_path / "preset").iterdir()) == names
+    again = LanguageModel.from_preset(str(tmp_path / "preset"))
+    assert again.tokenizer.fingerprint == model.tokenizer.fingerprint
+    assert again.generate("ab cde", max_new_tokens=3) == model.generate("ab cde", max_new_tokens=3)
+    half = type(model).from_preset(str(tmp_path / "preset"), dtype="bfloat16", dropout=0.1)
+    assert half.compute_dtype == "bfloat16" and half.dropout == 0.1
+    model.tokenizer = None
+    model.save_to_preset(str(tmp_path / "preset"))
+    assert sorted(path.name for path in (tmp_path / "preset").iterdir()) == names[:2]
+
+
+def test_a_bad_preset_is_named(tmp_path):
+    with pytest.raises(ValueError, match="is no preset: it has no config.json"):
+        LanguageModel.from_preset(str(tmp_path))
+    model_of("causal-flash").save_to_preset(str(tmp_path))
+    with pytest.raises(ValueError, match="has a CausalLM, not a MaskedLM"):
+        MODELS.get("masked_lm").from_preset(str(tmp_path))
+    config = json.loads((tmp_path / "config.json").read_text())
+    other = {**config, "config": {**config["config"], "width": 8}}
+    (tmp_path / "config.json").write_text(json.dumps(other))
+    with pytest.raises(ValueError, match="model.weights.h5 is damaged, or of another model.*in_projection"):
+        LanguageModel.from_preset(str(tmp_path))
+    for damaged in ("{", json.dumps({"class_name": "CausalLM"})):
+        (tmp_path / "config.json").write_text(damaged)
+        with pytest.raises(ValueError, match="config.json is not the config of a model"):
+            LanguageModel.from_preset(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.weights.h5").write_bytes(b"no weights")
+    with pytest.raises(ValueError, match="model.weights.h5 is damaged"):
+        LanguageModel.from_preset(str(tmp_path))

@@ -1,0 +1,120 @@
+"""Batches of prompts: each row is continued as if it were alone, whole or as its tokens come."""
+
+import numpy as np
+import pytest
+
+from flash_tf.generation import BeamSearch, Sampler
+from flash_tf.models.causal_lm import CausalLM
+from tests.contracts.test_streams import C, V, each_mixer, model_of, token_ids
+
+STEPS = C + 3  # across the end of a chunk
+LENGTHS = (1, C - 1, C, C + 1, 29)  # around the ends of chunks
+DRAWN = Sampler(temperature=0.9, top_k=30, top_p=0.95)
+
+
+def prompts():
+    ids = token_ids(len(LENGTHS), max(LENGTHS))
+    return [row[:length].tolist() for row, length in zip(ids, LENGTHS, strict=True)]
+
+
+@each_mixer
+def test_prompts_of_different_lengths_are_continued_as_each_alone(kind):
+    model = model_of(kind)
+    together = model.generate(prompts(), STEPS)
+    assert together == [model.generate([prompt], STEPS)[0] for prompt in prompts()]
+    assert [len(row) for row in together] == [STEPS] * len(LENGTHS)
+
+
+def test_a_prompt_is_continued_alike_whatever_it_is_padded_to():
+    model, long = model_of("mixed_chunk"), token_ids(1, 70)[0].tolist()  # to 96, where alone the others are to 32
+    assert model.generate([*prompts(), long], STEPS)[:-1] == model.generate(prompts(), STEPS)
+
+
+@each_mixer
+@pytest.mark.parametrize("sampler", ["greedy", DRAWN], ids=["greedy", "drawn"])
+def test_a_stream_yields_what_generate_returns(kind, sampler):
+    model = model_of(kind)
+    streamed = list(model.stream(prompts(), STEPS, sampler, seed=5))
+    assert np.transpose(streamed).tolist() == model.generate(prompts(), STEPS, sampler, seed=5)
+
+
+def test_a_row_draws_by_the_seed_and_its_number_alone():
+    model = model_of("mixed_chunk")
+    first, *_ = together = model.generate(prompts(), STEPS, DRAWN, seed=5)
+    assert model.generate(prompts(), STEPS, DRAWN, seed=5) == together
+    assert model.generate(prompts()[:1], STEPS, DRAWN, seed=5) == [first]
+    assert model.generate(prompts(), STEPS, DRAWN, seed=6) != together
+    same = model.generate([prompts()[0]] * 2, STEPS, "sample", seed=5)
+    assert same[0] != same[1]
+
+
+@each_mixer
+def test_a_stop_token_ends_its_row_and_is_left_out(kind):
+    model = model_of(kind)
+    whole = model.generate(prompts(), STEPS, "sample")
+    stop = whole[0][2]
+    want = [row[: row.index(stop)] if stop in row else row for row in whole]
+    assert model.generate(prompts(), STEPS, "sample", stop_tokens=[stop]) == want
+    rows = [[] for _ in want]
+    for tokens in model.stream(prompts(), STEPS, "sample", stop_tokens=[stop]):
+        for row, token in zip(rows, tokens, strict=True):
+            row += [] if token is None else [token]
+    assert rows == want
+
+
+def test_a_stream_ends_with_its_last_row():
+    model = model_of("mixed_chunk")
+    ((*_, stop),) = model.generate(prompts()[:1], 3)
+    assert len(list(model.stream(prompts()[:1], STEPS, stop_tokens=[stop]))) < 3
+
+
+def test_new_weights_are_used_by_what_is_compiled():
+    model = model_of("mixed_chunk")
+    model.generate(prompts(), 3)
+    weights = [np.random.default_rng(9).normal(size=w.shape) for w in model.weights]
+    model.set_weights(weights)
+    fresh = CausalLM.from_config(model.get_config())
+    fresh.build()
+    fresh.set_weights(weights)
+    assert model.generate(prompts(), 3) == fresh.generate(prompts(), 3)
+
+
+def test_learned_positions_are_used_to_the_last():
+    model = CausalLM(
+        V, width=16, depth=1, mixer={"type": "self_attention", "heads": 2}, position_embedding="learned", max_length=12
+    )
+    assert len(model.generate([[1, 2, 3, 4]], 8)[0]) == 8
+    with pytest.raises(ValueError, match="max_length=12 tokens, got a prompt of 4 and max_new_tokens=9"):
+        model.generate([[1, 2, 3, 4], [1]], 9)
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "said"),
+    [
+        ([], {}, "prompts of 1 or more, got 0"),
+        ([[1], []], {}, r"prompt 1 must be one token id or more, got \[\]"),
+        ([[1.5]], {}, "prompt 0 must be one token id or more"),
+        ([[1, V]], {}, f"token ids 0 to {V - 1}, prompt 0 has {V}"),
+        ([[-1]], {}, f"token ids 0 to {V - 1}, prompt 0 has -1"),
+        ([[1]], {"max_new_tokens": 0}, "max_new_tokens 1 or more, got 0"),
+        ([[1]], {"seed": -1}, "seed 0 or more, got -1"),
+        ([[1]], {"stop_tokens": [V]}, f"stop_tokens has {V}"),
+        ([[1]], {"sampler": "lucky"}, "greedy, sample, beam, a Sampler or a BeamSearch, got 'lucky'"),
+        (["a text"], {}, "it has no tokenizer for texts"),
+    ],
+    ids=str,
+)
+def test_bad_arguments_are_one_clear_line(given, options, said):
+    model = model_of("mixed_chunk")
+    for method in (model.generate, model.stream):
+        with pytest.raises(ValueError, match=said):
+            method(given, **options)
+
+
+def test_a_beam_cannot_stream_and_a_normaliser_of_the_whole_length_cannot_decode():
+    with pytest.raises(ValueError, match="known at its end only"):
+        model_of("mixed_chunk").stream([[1]], sampler=BeamSearch())
+    mixer = {"type": "quadratic", "key_dim": 8, "divisor": "length"}
+    model = CausalLM(V, width=16, depth=1, mixer=mixer)
+    with pytest.raises(ValueError, match="cannot stream"):
+        model.generate([[1]])

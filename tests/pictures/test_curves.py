@@ -1,0 +1,175 @@
+"""Curves of runs: what is drawn and said is what was recorded and stands."""
+
+import io
+import json
+import math
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from flash_tf.pictures import curves, page, records, style
+
+TOKENS = 512
+
+
+def run_directory(path, steps=300, *, planned=300, evaluations=(100, 200, 300), loss=lambda s: 9 - s / 100, **columns):
+    """A run of so many steps, one second each unless `tokens_per_second` says otherwise."""
+    path.mkdir(parents=True)
+    columns = {"tokens_per_second": lambda s: TOKENS, "gradient_norm": lambda s: 1 / s, **columns}
+    lines = [{"step": s, "loss": loss(s), **{k: f(s) for k, f in columns.items() if f}} for s in range(1, steps + 1)]
+    write(path / "metrics.jsonl", lines)
+    if evaluations:
+        write(path / "evaluations.jsonl", [{"step": s, "loss": loss(s) + 0.1} for s in evaluations])
+    (path / "config.yaml").write_text(f"train: {{tokens_per_step: {TOKENS}, steps: {planned}}}\n")
+    return str(path)
+
+
+def write(path, lines):
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def lines_of(figure, panel=0):
+    """The drawn lines of a panel: x and y each."""
+    return [(line.get_xdata(), line.get_ydata()) for line in figure.axes[panel].lines]
+
+
+def labels(figure):
+    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+
+
+def test_a_run_is_read_with_time_by_its_rates_and_its_best_evaluation(tmp_path):
+    folder = run_directory(tmp_path / "run", tokens_per_second=lambda s: 256 if s <= 100 else 512)
+    (run,) = records.read_all([folder])
+    assert (run.label, run.planned, run.best, run.diverged) == ("run", 300, 300, None)
+    assert run.seconds[[99, 299]] == pytest.approx([200, 400])
+    assert run.evaluations[300] == pytest.approx(6.1)
+
+
+def test_a_run_of_an_exported_step_has_times_of_its_own_and_rates_that_follow(tmp_path):
+    folder = run_directory(tmp_path / "run", tokens_per_second=None, seconds=lambda s: 2 * s)
+    (tmp_path / "run/metrics.jsonl").rename(tmp_path / "run/losses.jsonl")
+    (run,) = records.read_all([folder])
+    assert run.seconds[-1] == 600 and run.rate == pytest.approx(np.full(300, TOKENS / 2))
+
+
+def test_of_steps_that_were_written_again_after_a_crash_the_last_records_stand(tmp_path):
+    folder = run_directory(tmp_path / "run", steps=20, evaluations=(10, 20))
+    again = [{"step": s, "loss": 1.0, "tokens_per_second": TOKENS} for s in range(11, 15)]
+    with open(tmp_path / "run/metrics.jsonl", "a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in again)
+        file.write('{"step": 15, "lo')  # it died again
+    (run,) = records.read_all([folder])
+    assert run.steps.tolist() == list(range(1, 15))
+    assert run.loss[9:].tolist() == [pytest.approx(8.9), 1, 1, 1, 1]
+    assert run.seconds[-1] == pytest.approx(14)
+
+
+def test_time_goes_on_over_steps_whose_records_are_lost(tmp_path):
+    folder = run_directory(tmp_path / "run", steps=20)
+    kept = [line for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines() if json.loads(line)["step"] > 10]
+    (tmp_path / "run/metrics.jsonl").write_text("\n".join(kept))
+    (run,) = records.read_all([folder])
+    assert (run.steps[0], run.seconds[0], run.seconds[-1]) == (11, 11, 20)
+
+
+def test_runs_get_the_shortest_names_that_tell_them_apart(tmp_path):
+    folders = [run_directory(tmp_path / name) for name in ("a/flash", "b/flash", "quad", "lr=0.1")]
+    runs = records.read_all([*folders, folders[0] + "/", f"ours={folders[2]}"])
+    assert [run.label for run in runs] == ["a/flash", "b/flash", "quad", "lr=0.1"]
+    assert [run.label for run in records.read_all([f"a name={folders[0]}", folders[2]])] == ["a name", "quad"]
+    with pytest.raises(ValueError, match="two runs are called 'x': give them other names"):
+        records.read_all([f"x={folders[0]}", f"x={folders[1]}"])
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        (None, "", "is no run: there is no such folder"),
+        ("config.yaml", "", "is no run: it has no metrics.jsonl, which `flash-tf train` writes"),
+        ("inside/metrics.jsonl", "", "which `flash-tf train` writes; the runs in it are inside"),
+        ("metrics.jsonl", "", "metrics.jsonl has no record yet: the run has not finished its first loop of steps"),
+        ("metrics.jsonl", '{"step": 1, "lo', "metrics.jsonl has no record yet"),
+        ("metrics.jsonl", 'what?\n{"step": 1, "loss": 2}', "metrics.jsonl is damaged: line 1 needs a JSON object with"),
+        ("metrics.jsonl", '[1]\n{"step": 1, "loss": 2}', "metrics.jsonl is damaged: line 1 needs a JSON object with"),
+    ],
+)
+def test_a_folder_that_is_no_run_is_refused_with_what_it_lacks(tmp_path, file, text, said):
+    if file is not None:
+        (tmp_path / "folder" / file).parent.mkdir(parents=True)
+        (tmp_path / "folder" / file).write_text(text)
+    with pytest.raises(ValueError) as refused:
+        records.read_all([str(tmp_path / "folder")])
+    assert said in str(refused.value) and str(tmp_path / "folder") in str(refused.value)
+
+
+def test_curves_are_means_of_neighbouring_steps_and_dots_are_evaluations(tmp_path):
+    runs = records.read_all([run_directory(tmp_path / "run")])
+    figure = curves._against_both(runs, runs, "perplexity", np.exp)
+    for panel, unit in ((0, 1), (1, 60)):  # steps, minutes
+        (x, y), (at, validated) = lines_of(figure, panel)
+        assert (x[-1] * unit, y[-1]) == pytest.approx((300, math.exp(9 - 2.995)))  # steps 299 and 300
+        assert at * unit == pytest.approx([100, 200, 300]) and validated == pytest.approx(np.exp([8.1, 7.1, 6.1]))
+    assert figure.axes[0].get_yscale() == "log"
+    assert [axes.get_xlabel() for axes in figure.axes] == ["step", "minutes of training steps"]
+    assert labels(figure) == ["run", "validation"]
+
+
+def test_a_run_that_diverged_ends_in_a_cross_and_leaves_others_in_sight(tmp_path):
+    loss = lambda s: 8 - s / 100 if s < 50 else 1e5 if s < 60 else math.nan  # noqa: E731
+    folders = [run_directory(tmp_path / "good"), run_directory(tmp_path / "bad", 80, evaluations=(), loss=loss)]
+    runs = records.read_all(folders)
+    assert (runs[1].diverged, curves.summary(runs[1])["loss"]) == (60, None)
+    assert curves.rows(runs)[1][-1] == "diverged at step 60"
+    figure = curves._against_both(runs, runs, "loss")
+    cross = lines_of(figure)[-1]
+    assert cross[0] == 59 and cross[1] == pytest.approx(8.99 + 1) == figure.axes[0].dataLim.y1
+    assert labels(figure) == ["good", "bad", "validation", "diverged"]
+    assert len(figure.axes) == 2 and "1 nat above" in figure._suptitle.get_text()
+
+
+def test_what_a_run_does_not_have_is_left_out_and_said(tmp_path):
+    bare = {"tokens_per_second": None, "gradient_norm": None, "evaluations": ()}
+    folders = [run_directory(tmp_path / "bare", steps=1, **bare), run_directory(tmp_path / "_hidden", steps=30)]
+    runs = records.read_all(folders)
+    assert curves.rows(runs)[0] == ["bare", "1", "8.9900", "-", "-", "-", "-", "-", "0% of 300"]
+    found = curves.pictures(runs)
+    assert "Without times, so against steps alone: bare." in found[0].caption
+    assert len(curves.evaluations(runs)) == 1
+    both = [line.axes for line in curves._against_both(runs, runs[1:], "loss").axes[0].lines]
+    assert len(both) == 3  # two of training, one of validation
+    alone = curves._against_both(runs[:1], [], "loss")
+    assert len(alone.axes) == 1 and labels(alone) == ["bare"]
+
+
+def test_everything_that_is_drawn_is_inside_the_picture(tmp_path):
+    folders = [run_directory(tmp_path / f"{'a very long name ' * i}$x$ {i}", steps=5 + i) for i in range(1, 12)]
+    runs = records.read_all(folders)
+    figure = curves._against_both(runs, runs, "perplexity", np.exp)
+    figure.draw_without_rendering()
+    box = figure.bbox
+    for artist in (*figure.legends, *figure.axes):
+        inside = artist.get_tightbbox()
+        assert inside.x0 >= box.x0 and inside.x1 <= box.x1 and inside.y0 >= box.y0 and inside.y1 <= box.y1
+    looks = [tuple(style.line_look(i).values()) for i in range(len(runs))]
+    assert len(set(looks)) == len(runs)
+
+
+def test_the_page_holds_every_picture_and_needs_nothing_else(tmp_path):
+    runs = records.read_all([run_directory(tmp_path / "<b>&run")])
+    drawn = curves.pictures(runs)
+    table = page.Table("Runs", curves.HEAD, curves.rows(runs))
+    html = page.html("Training <runs>", {"a": "<i>"}, [table, *curves.evaluations(runs)], drawn, "n & m")
+    files = page.write(str(tmp_path / "out/deep"), "plot", html, drawn)
+    assert [file.rsplit("/", 1)[1] for file in files] == [
+        "plot.html", "loss.png", "perplexity.png", "throughput.png", "gradient_norm.png",
+    ]  # fmt: skip
+    text = (tmp_path / "out/deep/plot.html").read_text()
+    assert "<b>&run" not in text and "<i>" not in text and "&lt;b&gt;&amp;run" in text and "6.1000" in text
+    assert "http" not in text and "<script" not in text and text.count('src="data:image/png;base64,') == 4
+    assert all(len(np.unique(imread(io.BytesIO(one.png)))) > 2 for one in drawn)
+
+
+def test_pictures_go_to_local_folders_alone():
+    with pytest.raises(ValueError, match="pictures go to a local folder: use --out, got gs://bucket/run"):
+        page.folder("gs://bucket/run")

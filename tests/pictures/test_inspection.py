@@ -1,0 +1,177 @@
+"""What is said of a model and a text is true of both."""
+
+import io
+import re
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+from matplotlib.image import imread
+
+from flash_tf.models.causal_lm import CausalLM
+from flash_tf.models.masked_lm import MaskedLM
+from flash_tf.pictures import attention, inspection, report
+from flash_tf.pictures.formulas import array
+from tests.numerics import FLOAT32, FLOAT64, relative_error
+
+VOCABULARY = 64
+FLASH = {"type": "mixed_chunk", "chunk_size": 8, "key_dim": 16}
+MODELS = {
+    "flash": (CausalLM, {"mixer": FLASH}),
+    "masked flash": (MaskedLM, {"mixer": FLASH, "position_embedding": None}),
+    "quad": (CausalLM, {"mixer": {"type": "quadratic", "key_dim": 16}, "norm": "layer_norm"}),
+    "transformer": (
+        MaskedLM,
+        {
+            "mixer": {"type": "self_attention", "heads": 4},
+            "feedforward": {"type": "mlp"},
+            "position_embedding": "learned",
+            "max_length": 64,
+        },
+    ),
+}
+
+
+class Letters:
+    """A token a letter: pieces that no axis can show as they are among them."""
+
+    pieces = ("$x$", "日本", "▁", "_a", "▁supercalifragilisticexpialidocious", "<mask>", "")
+
+    def piece(self, id):
+        return self.pieces[id % len(self.pieces)]
+
+    def encode(self, texts):
+        return [np.array([ord(letter) % VOCABULARY for letter in text], "int32") for text in texts]
+
+    def encode_with_masks(self, text):
+        return self.encode([text])[0]
+
+
+def model(name, **options):
+    cls, more = MODELS[name]
+    keras.utils.set_random_seed(0)
+    made = cls(VOCABULARY, **{"width": 32, "depth": 2, **more, **options})
+    made.build()
+    return made
+
+
+IDS = np.arange(29, dtype="int32") * 7 % VOCABULARY
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_layers_are_fed_what_the_model_feeds_them_and_reproduce_what_it_puts_out(name):
+    looked = model(name)
+    layers = list(inspection.look(looked, IDS))
+    assert [layer.index for layer in layers] == [0, 1]
+    assert all(layer.disagreement < FLOAT32 for layer in layers)
+
+
+def test_what_layers_add_to_the_embedding_is_what_the_model_encodes():
+    looked = model("flash")
+    x = array(looked.embed(IDS[None], np.arange(len(IDS))[None])[0])
+    for layer, mixer in zip(inspection.look(looked, IDS), looked.mixers, strict=True):
+        x = x + sum(part.output for part in layer.parts) + array(mixer.out_projection.bias)
+    encoded = ops.convert_to_numpy(looked.encode(IDS[None]))[0]
+    assert relative_error(ops.convert_to_numpy(looked.final_norm(x[None].astype("float32")))[0], encoded) < FLOAT32
+
+
+def test_shares_are_lengths_over_their_sum_and_add_up_to_one():
+    for layer in inspection.look(model("flash"), IDS):
+        shares, (local, far) = layer.shares(), layer.parts
+        assert relative_error(shares.sum(axis=0), np.ones(len(IDS))) < FLOAT64
+        assert not shares[1, :8].any() and shares[1, 8:].all()  # nothing is before the first chunk
+        i = 20
+        lengths = np.linalg.norm(local.output[i]), np.linalg.norm(far.output[i])
+        assert shares[0, i] == pytest.approx(lengths[0] / sum(lengths))
+
+
+def test_a_layer_whose_bias_silences_every_pair_is_dead_and_said_to_be():
+    looked = model("masked flash")
+    bias = looked.mixers[1].bias
+    slow = np.zeros(bias.width)
+    slow[bias.width // 2 - 1] = 30.0  # of the slowest wave: the same at all distances
+    bias.a.assign(slow)
+    bias.b.assign(-slow)
+    found = report.read(looked, Letters(), "twenty letters or so", longest=64)
+    dead = [one["parts"]["local"]["dead_rows"] for one in found.summaries]
+    assert dead[0] < 1 and dead[1] == 1
+    assert found.summaries[1]["parts"]["local"]["distance"] is None
+    assert "Dead, every weight of every query being zero: local attention of layer 1." in found.notes
+    assert "100.0%" in found.text()
+
+
+def test_dead_rows_are_those_of_live_queries_alone():
+    weights = np.array([[[0, 0, 0], [1, 0, 0], [0, 0, 0.0]]])
+    part = inspection.Part("attention", weights, np.tri(3, k=-1, dtype=bool), np.zeros((3, 2)))
+    assert inspection.dead(part).tolist() == [[False, False, True]]  # the first sees nothing
+    assert inspection.distance(part) == 1
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("letters", [1, 60])
+def test_every_picture_is_drawn_whatever_the_tokens_and_their_number(name, letters):
+    found = report.read(model(name), Letters(), ("abcdefghijkl" * 5)[:letters], longest=64, layers=[0])
+    assert [one.name for one in found.pictures] == ["inspect_overview", "inspect_layer_00"]
+    assert all(len(np.unique(imread(io.BytesIO(one.png)))) > 2 for one in found.pictures)
+    blind = any("The global part sees nothing" in note for note in found.notes)
+    assert blind == (name == "flash" and letters == 1)  # a causal text within its first chunk
+
+
+def test_maps_name_the_tokens_of_the_window_and_show_the_weights_of_its_pairs():
+    (layer,) = inspection.look(model("flash"), IDS, [1])
+    named = attention.window([str(i) for i in IDS], IDS.tolist(), 5, 10)
+    axes = attention.layer_figure(layer, named).axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == [str(i) for i in IDS[5:15]]
+    shown, local = axes.images[0].get_array(), layer.parts[0]
+    assert (shown.mask == ~local.seen[5:15, 5:15]).all()
+    assert (shown.filled(0) == local.weights[0, 5:15, 5:15]).all()
+
+
+@pytest.mark.parametrize(("name", "tokens"), [("flash", 40), ("quad", 20), ("transformer", 40)])
+def test_nothing_reaches_beyond_the_picture(name, tokens):
+    (layer,) = inspection.look(model(name), np.tile(IDS, 2), [0])
+    named = attention.window([Letters.pieces[4]] * 58, [4] * 58, 0, tokens)
+    drawn = attention.layer_figure(layer, named)
+    drawn.draw_without_rendering()
+    boxes = [axes.get_tightbbox() for axes in drawn.axes]
+    assert min(box.x0 for box in boxes) >= 0 and min(box.y0 for box in boxes) >= 0
+    assert max(box.x1 for box in boxes) <= drawn.bbox.x1 and max(box.y1 for box in boxes) <= drawn.bbox.y1
+
+
+def test_tokens_are_shown_as_they_are_or_by_number_and_never_as_formulas():
+    named = attention.window(Letters.pieces[:5], [10, 11, 12, 13, 14], 0, None)
+    assert named.labels == [r"\$x\$", "#11", "▁", " _a", "▁super…docious"]
+
+
+def test_what_is_left_out_of_a_long_text_is_said():
+    found = report.read(model("flash"), Letters(), "abcd" * 30, longest=64, layers=[0])
+    assert len(found.pieces) == 64
+    assert (
+        found.notes[0] == "The text has 120 tokens; the first 64 were read, the length of the model's training texts."
+    )
+    assert found.notes[1] == "Maps name tokens 0 to 31 of 64; --start and --tokens choose others."
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "said"),
+    [
+        ("", {}, "the text needs a token or more, got none of ''"),
+        ("abc", {"start": 3}, "--start must be between 0 and the text's last token, 2, got 3"),
+        ("abc", {"start": -1}, "--start must be between 0 and the text's last token, 2, got -1"),
+        ("abc", {"tokens": 0}, "--tokens must be between 1 and 40, which a map can name, got 0"),
+        ("abc", {"tokens": 41}, "--tokens must be between 1 and 40, which a map can name, got 41"),
+        ("abc", {"layers": [2]}, "the model has layers 0 to 1, got 2"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_by_name(text, options, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        report.read(model("flash"), Letters(), text, longest=64, **options)
+
+
+def test_weights_that_are_no_numbers_are_refused():
+    looked = model("flash")
+    kernel = looked.mixers[1].out_projection.kernel
+    kernel.assign(kernel * np.nan)
+    with pytest.raises(ValueError, match="layer 1 puts out what is not a number"):
+        list(inspection.look(looked, IDS))

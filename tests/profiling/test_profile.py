@@ -1,0 +1,218 @@
+"""Profiles of real steps on a CPU: what they say is what a clock, the model and the input say."""
+
+import contextlib
+import json
+import time
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+from flash_tf import config
+from flash_tf.data.stream import WindowStream
+from flash_tf.profiling import latency, trace
+from flash_tf.profiling.capture import Capture
+from flash_tf.training import build, profile_modes, profiled
+from tests import numerics
+from tests.training import runs
+from tests.training.test_bad_input import one_line
+
+SLOW = 0.3  # seconds of a batch that is made slowly on purpose; the tiny model's step takes some 10 ms
+HEAVY = {"width": 192, "depth": 2}  # some 100 ms, with the tokens below
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("profile")
+    runs.corpus(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shallow(folder):
+    """A masked model of one block, in steps without XLA."""
+    return profile(folder, steps=3, model={"depth": 1})[0]
+
+
+@pytest.fixture(scope="module")
+def timed(folder):
+    """The same wider, deeper and with more tokens a step; and each step's time on the clock, in milliseconds."""
+    path = runs.write(folder, model=HEAVY, train={"tokens_per_step": 32 * runs.LENGTH, "steps": 20})
+    run, trainer = runs.prepared(path, folder / "heavy")
+    for _ in range(2):
+        trainer.train(tf.constant(1))
+    capture, clock = Capture(str(folder / "heavy/profile"), "train"), []
+    for number in range(1, 5):
+        with capture.step(number):
+            start = time.perf_counter()
+            trainer.train(tf.constant(1))
+            clock.append(1e3 * (time.perf_counter() - start))
+    return profiled.report(capture, profiled.training_work(run.config, run.model, run.strategy)), clock
+
+
+@pytest.fixture(scope="module")
+def heavy(timed):
+    return timed[0]
+
+
+def profile(folder, mode="train", *, steps=4, rows=1, overrides=(), **sections):
+    """The result, and the folder that the trace is in."""
+    sections["evaluation"] = {"every": None}
+    loaded = config.load(runs.write(folder, **sections), overrides)
+    out = folder / str(len(list(folder.iterdir())))
+    lines = runs.Lines()
+    options = {"model_dir": None, "folder": str(out), "steps": steps, "rows": rows, "progress": lines}
+    return profile_modes.profile(loaded, mode, **options), out
+
+
+@contextlib.contextmanager
+def slow_batches(monkeypatch):
+    """Each batch takes a while to make."""
+    real = WindowStream.batch
+
+    def batch(self, *args):
+        time.sleep(SLOW)
+        return real(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WindowStream, "batch", batch)
+        yield
+
+
+@pytest.mark.slow
+def test_a_step_whose_input_is_made_slowly_is_input_bound(folder, monkeypatch):
+    with slow_batches(monkeypatch):
+        result, _ = profile(folder, model={"depth": 1})
+    assert result["bound"] == "input"
+    assert result["input_share"] > 0.5
+    assert 0.5e3 * SLOW < result["median"]["input_ms"] < result["median"]["total_ms"]
+    assert "input-bound" in latency.as_text(result)
+
+
+@pytest.mark.slow
+def test_the_same_with_quick_input_and_a_heavier_model_is_compute_bound(heavy):
+    assert heavy["bound"] == "compute"
+    assert heavy["input_share"] < latency.WAITING
+    assert "compute-bound" in latency.as_text(heavy)
+
+
+@pytest.mark.slow
+def test_total_is_the_time_on_the_clock_and_its_parts_add_up_to_it(timed):
+    result, clock = timed
+    steps = result["steps"]
+    assert [step["step"] for step in steps] == [1, 2, 3, 4]
+    assert sum(step["total_ms"] for step in steps) == pytest.approx(sum(clock), rel=numerics.TRACE_CLOCK)
+    for step in steps:
+        parts = step["device_ms"] + step["host_ms"] + step["input_ms"]
+        assert parts == pytest.approx(step["total_ms"], rel=numerics.FLOAT64)
+        assert min(step["device_ms"], step["host_ms"], step["input_ms"]) >= 0 < step["device_ms"]
+
+
+@pytest.mark.slow
+def test_rates_follow_from_the_models_own_flops_and_the_median_step(folder):
+    result, out = profile(folder, model={"type": "causal_lm", "depth": 1}, train={"jit_compile": True})
+    loaded = build.with_masking(config.load(str(folder / "config.yaml")))
+    model = build.make_model(loaded)
+    seconds = result["median"]["total_ms"] / 1e3
+    assert result["model_flops_per_step"] == 3 * 4 * model.flops(runs.LENGTH, runs.LENGTH)
+    assert result["flops_per_second"] == pytest.approx(result["model_flops_per_step"] / seconds)
+    assert result["mfu"] == pytest.approx(result["flops_per_second"] / result["peak_flops_per_second"])
+    assert result["tokens_per_second"] == pytest.approx(4 * runs.LENGTH / seconds)
+    assert 0 < result["mfu"] < 1
+    # Its programs are XLA's, so their memory is known: they hold all weights, and no more than some MiB.
+    weights = sum(4 * v.shape.num_elements() for v in model.trainable_variables)
+    assert result["peak_bytes_by"] == "XLA" and weights < result["peak_bytes"] < 64 * 2**20
+    assert json.loads((out / "latency.json").read_text()) == result
+    (found,) = out.glob("plugins/profile/*/*.xplane.pb")  # where TensorBoard looks
+    assert trace.load([str(found)]).planes
+
+
+@pytest.mark.slow
+def test_the_memory_of_a_step_without_xla_is_what_xla_would_take(shallow):
+    assert shallow["peak_bytes_by"] == "XLA, of a program not run"
+    assert 4 * 16 * runs.VOCABULARY < shallow["peak_bytes"] < 64 * 2**20
+    assert "had it compiled them" in latency.as_text(shallow)
+
+
+@pytest.mark.slow
+def test_reading_and_writing_text_are_profiled_too(folder):
+    causal = {"type": "causal_lm", "depth": 1}
+    prompt, _ = profile(folder, "prefill", rows=3, model=causal)
+    assert (prompt["tokens_per_step"], prompt["median"]["input_ms"]) == (3 * runs.LENGTH, 0)
+    written, _ = profile(folder, "decode", steps=2, rows=2, model=causal)
+    assert written["tokens_per_step"] == 2 * runs.LENGTH
+    assert written["ms_per_token"] == pytest.approx(written["median"]["total_ms"] / runs.LENGTH)
+    assert "ms a token" in latency.as_text(written)
+    # A token written is a vector through matrices: what belongs to a token runs once for each.
+    assert max(row["count"] for row in written["operations"]) >= runs.LENGTH
+    # But for pairs of tokens, reading as many costs the same; and reading asks the head once, writing at each token.
+    head = 2 * 16 * runs.VOCABULARY
+    a_text = prompt["model_flops_per_step"] / 3 - head
+    assert written["model_flops_per_step"] / 2 == pytest.approx(a_text + runs.LENGTH * head)
+
+
+@pytest.mark.slow
+def test_the_costliest_operations_are_ten_in_order_of_layers_taken_together(shallow, heavy):
+    for result in (shallow, heavy):
+        shares = [row["share"] for row in result["operations"]]
+        assert len(shares) == latency.COSTLIEST
+        assert shares == sorted(shares, reverse=True) and 0 < sum(shares) < 1
+    few, more = mixing(shallow), mixing(heavy)
+    assert few.keys() & more.keys()
+    assert all(more[name] == HEAVY["depth"] * few[name] for name in few.keys() & more.keys())
+
+
+def mixing(result):
+    """How often each of the mixers' costliest operations runs in a step."""
+    return {
+        (row["operation"], row["kind"]): row["count"] for row in result["operations"] if "mixer" in row["operation"]
+    }
+
+
+def replicated(folder):
+    """A profile under two replicas, for a child with two devices."""
+    return profile(folder, steps=3, model={"depth": 1}, overrides=["strategy.type=mirrored"])[0]
+
+
+@pytest.mark.slow
+def test_figures_of_two_replicas_are_of_a_step_and_an_operation_is_counted_once(folder, shallow):
+    result = runs.in_child(replicated, folder, devices=2)
+    assert (shallow["replicas"], result["replicas"]) == (1, 2)
+    assert result["model_flops_per_step"] == shallow["model_flops_per_step"]
+    for step in result["steps"]:
+        assert step["device_ms"] + step["host_ms"] + step["input_ms"] == pytest.approx(step["total_ms"])
+    one, two = mixing(shallow), mixing(result)
+    assert one.keys() & two.keys()
+    assert all(one[name] == two[name] for name in one.keys() & two.keys())
+
+
+def test_what_cannot_be_profiled_is_said_in_one_line_and_leaves_nothing(folder, tmp_path):
+    with pytest.raises(ValueError, match="--steps must be 1 or more, got 0"):
+        profile(folder, steps=0)
+    with pytest.raises(ValueError, match="--batch must be 1 or more, got 0"):
+        profile(folder, "prefill", rows=0)
+    with pytest.raises(ValueError, match="--mode decode needs a causal language model, got masked_lm"):
+        profile(folder, "decode")
+    with pytest.raises(ValueError, match="--mode prefill needs a model that decodes, this one does not"):
+        quadratic = {"type": "quadratic", "key_dim": 8, "divisor": "length"}
+        profile(folder, "prefill", model={"type": "causal_lm", "mixer": quadratic})
+    with pytest.raises(ValueError, match="needs a config or a model directory, and the folder .* has no config.yaml"):
+        profile_modes.load(str(tmp_path), [])
+    with pytest.raises(ValueError, match="--set overrides a config, and .* is a model directory"):
+        profile_modes.load(str(folder), ["train.steps=3"])
+    path = runs.write(folder, model={"depth": 1})
+    arguments = ["profile", path, "--out", tmp_path / "out", "--batch", "2"]
+    assert "--batch belongs to prefill and decode" in one_line(runs.command(tmp_path, *arguments))
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["stderr", "stdout"]
+
+
+@pytest.mark.slow
+def test_the_command_prints_one_object_and_of_a_config_keeps_nothing_unless_asked(folder, tmp_path):
+    path = runs.write(folder, model={"type": "causal_lm", "depth": 1})
+    status, out, err = runs.command(tmp_path, "profile", path, "--mode", "prefill", "--steps", "2", "--json")
+    assert status == 0 and json.loads(out)["mode"] == "prefill"
+    assert err.splitlines()[-1] == "--out DIR keeps the trace and latency.json"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["stderr", "stdout"]
+    status, out, err = runs.command(tmp_path, "profile", path, "--mode", "prefill", "--steps", "2", "--out", tmp_path)
+    assert (status, out.split()[0]) == (0, "prefill")
+    assert json.loads(Path(tmp_path, "latency.json").read_text())["mode"] == "prefill"

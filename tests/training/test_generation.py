@@ -1,0 +1,168 @@
+"""A trained model of the quickstart's size: what it generates is what one pass over the whole text says."""
+
+import json
+
+import numpy as np
+import pytest
+from keras import ops
+
+from flash_tf.generation import decoding
+from flash_tf.generation.generator import compiled
+from flash_tf.scoring import score
+from flash_tf.training import loop
+from tests import numerics
+from tests.backends import to_numpy
+from tests.training import runs
+
+CHUNK, STEPS = 64, 70  # across the end of a chunk from any start
+LENGTHS = (1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK)
+MIXERS = {
+    "flash": {"type": "mixed_chunk", "chunk_size": CHUNK, "key_dim": 64},
+    "flash_quad": {"type": "quadratic", "key_dim": 64},
+    "transformer_plus_plus": {"type": "self_attention", "heads": 4, "rotary": True},
+}
+
+
+def train(folder, mixer, steps):
+    runs.corpus(folder)
+    model = {"type": "causal_lm", "norm": "layer_norm", "width": 128, "depth": 4, "mixer": mixer}
+    sizes = {"steps": steps, "tokens_per_step": 2048, "steps_per_loop": 10, "checkpoint_every": 100}
+    path = runs.write(folder, model=model, data={"sequence_length": 256}, train=sizes, evaluation={"every": None})
+    runs.in_child(runs.train, path, folder / "run")
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = train(tmp_path_factory.mktemp("trained"), MIXERS["flash"], 40)
+    run, _ = loop.restore(str(folder), runs.Lines())
+    ids = np.concatenate(run.tokenizer.encode([(folder.parent / "train.txt").read_text()]))
+    return run.model, run.tokenizer, np.tile(ids, 20_000 // len(ids) + 1), folder
+
+
+def assert_said_by_one_pass(model, text, first, logits):
+    """Logits of tokens `first` on, from a stream, are those of one pass; each token is the likeliest or as likely."""
+    want = to_numpy(model(text[None, :-1].astype("int32")))[0, first - 1 :]
+    assert numerics.relative_error(logits, want) < numerics.FLOAT32
+    tolerance = numerics.FLOAT32 * np.abs(want).max()
+    chosen = np.take_along_axis(want, text[first:, None], axis=-1)[:, 0]
+    assert (want.max(-1) - chosen <= tolerance).all()
+
+
+def streamed(model, prompts, steps, at=lambda step, state: state):
+    """Greedy tokens and their logits, token by token; `at` sees the state before each."""
+    width = max(map(len, prompts))
+    ids = np.array([np.pad(prompt, (0, width - len(prompt))) for prompt in prompts], np.int32)
+    lengths = ops.convert_to_tensor([len(prompt) for prompt in prompts], "int32")
+    logits, state = model.extend(ops.convert_to_tensor(ids), model.initial_state(len(ids)), lengths, last=True)
+    held, logits, program, found = decoding.hold(model, state), logits[:, 0], None, []
+    for step in range(steps):
+        found.append(to_numpy(logits))
+        tokens = ops.convert_to_tensor(found[-1].argmax(-1), "int32")
+        given = (held, tokens, at(step, state))
+        if program is None:
+            program = compiled(lambda *given: decoding.next_logits(model, *given), *given)
+        logits, state = program(*given)
+    logits = np.stack(found, axis=1)
+    return logits.argmax(-1), logits
+
+
+@pytest.mark.slow
+def test_a_batch_of_lengths_around_the_ends_of_chunks_gives_what_one_pass_says(trained):
+    model, _, ids, _ = trained
+    prompts = [ids[:length] for length in LENGTHS]
+    tokens, logits = streamed(model, prompts, STEPS)
+    assert tokens.tolist() == model.generate(prompts, STEPS)
+    for prompt, row, said in zip(prompts, tokens, logits, strict=True):
+        assert_said_by_one_pass(model, np.concatenate([prompt, row]), len(prompt), said)
+    assert len({token for row in tokens.tolist() for token in row}) > 5  # it learned more than one token
+
+
+@pytest.mark.slow
+def test_a_state_that_was_saved_goes_on_as_if_it_had_not_been(trained, tmp_path):
+    model, _, ids, _ = trained
+
+    def through_a_file(step, state):
+        if step != STEPS // 2:
+            return state
+        np.savez(tmp_path / "state.npz", **{name: ops.convert_to_numpy(x) for name, x in model.close(state).items()})
+        with np.load(tmp_path / "state.npz") as saved:
+            return {name: ops.convert_to_tensor(saved[name]) for name in state}
+
+    prompts = [ids[:100], ids[100:137]]
+    assert streamed(model, prompts, STEPS, through_a_file)[0].tolist() == model.generate(prompts, STEPS)
+
+
+@pytest.mark.slow
+def test_a_text_of_twenty_thousand_tokens_is_continued_as_one_pass_says(trained):
+    model, _, ids, _ = trained
+    prompt = ids[: 20_000 - STEPS]
+    tokens, logits = streamed(model, [prompt], STEPS)
+    assert tokens.tolist() == model.generate([prompt], STEPS)
+    assert_said_by_one_pass(model, np.concatenate([prompt, tokens[0]]), len(prompt), logits[0])
+
+
+def test_text_goes_in_and_comes_out(trained):
+    model, tokenizer, _, folder = trained
+    words = (folder.parent / "train.txt").read_text().split()[:4]
+    text = model.generate(" ".join(words), 8)
+    assert text.startswith(" ".join(words)) and len(text) > len(" ".join(words))
+    ids = list(tokenizer.encode([" ".join(words)])[0])
+    for tokens in model.stream(" ".join(words), 8):
+        ids += tokens
+    assert tokenizer.decode(ids) == text
+
+
+def whole(model, tokenizer, text, window=None):
+    """Log-likelihood of a document, from one pass over each window of it."""
+    ids = np.array([tokenizer.eos_id, *tokenizer.encode([text])[0], tokenizer.eos_id], np.int32)
+    total, window = 0.0, window or len(ids)
+    for start in range(0, len(ids) - 1, window):
+        part = ids[start : start + window + 1]
+        logits = to_numpy(model(part[None, :-1]))[0]
+        logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
+        total += np.take_along_axis(logits, part[1:, None], axis=-1).sum()
+    return total, len(ids) - 1
+
+
+@pytest.mark.slow
+def test_a_document_of_any_length_scores_as_in_one_pass(trained):
+    model, tokenizer, _, folder = trained
+    text = (folder.parent / "validation.txt").read_text()
+    documents = [text[:40], text, " ".join([text] * 4)]
+    found = list(score(model, tokenizer, documents, 256))
+    for row, document in zip(found, documents, strict=True):
+        total, tokens = whole(model, tokenizer, document)
+        assert (row["tokens"], row["words"]) == (tokens, len(document.split()))
+        assert row["log_likelihood"] == pytest.approx(total, rel=numerics.FLOAT32)
+    assert found[-1]["tokens"] > 1100  # several blocks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["flash_quad", "transformer_plus_plus"])
+def test_a_model_with_a_cache_scores_in_windows_of_its_training(name, tmp_path):
+    run, _ = loop.restore(str(train(tmp_path, MIXERS[name], 1)), runs.Lines())
+    text = " ".join([(tmp_path / "validation.txt").read_text()] * 2)
+    (row,) = score(run.model, run.tokenizer, [text], 256)
+    total, tokens = whole(run.model, run.tokenizer, text, 256)
+    assert row["tokens"] == tokens > 512
+    assert row["log_likelihood"] == pytest.approx(total, rel=numerics.FLOAT32)
+
+
+@pytest.mark.slow
+def test_the_commands_say_what_the_functions_give(trained, tmp_path):
+    model, tokenizer, _, folder = trained
+    prompt = " ".join((folder.parent / "train.txt").read_text().split()[:3])
+    want = model.generate(prompt, 8)
+    status, live, _ = runs.command(tmp_path, "generate", folder, "--prompt", prompt, "--max-new-tokens", 8)
+    assert (status, live) == (0, want + "\n")
+    file = tmp_path / "file.txt"
+    file.write_text("\n".join((folder.parent / "validation.txt").read_text().splitlines()[:3]))
+    status, out, _ = runs.command(tmp_path, "score", folder, file, "--documents", "line", "--json")
+    found = json.loads(out)
+    rows = list(score(model, tokenizer, file.read_text().splitlines(), 256))
+    assert [row["tokens"] for row in found["documents"]] == [row["tokens"] for row in rows]
+    total = sum(row["log_likelihood"] for row in rows)
+    assert found["total"]["log_likelihood"] == pytest.approx(total, rel=numerics.FLOAT32)
+    words = sum(row["words"] for row in rows)
+    assert found["total"]["word_perplexity"] == pytest.approx(np.exp(-total / words), rel=1e-3)
