@@ -106,7 +106,7 @@ def _cell(row):
 
 def _bound(row):
     """A mark for a lower bound: operations without an estimate would take more than 1 % beside the others."""
-    return "≥ " if row["unestimated_ms"] > 0.01 * row["estimated_ms"] else ""
+    return "≥ " if (row["unestimated_ms"] or 0) > 0.01 * row["estimated_ms"] else ""
 
 
 def _ratio(pair):
