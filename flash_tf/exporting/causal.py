@@ -66,7 +66,9 @@ class ServedCausalLM(Served):
         if self.bounded:
             room = tf.reduce_all(position < self._limits.longest)
             needs.append((room, f"the state has room for {self._limits.longest} tokens, got rows with", position))
-        logits, state = self.step(checked(token, *needs), *state)
+        # What reads a cache begins at the positions, which therefore wait for the checks too.
+        token, position = (checked(x, *needs) for x in (token, position))
+        logits, state = self.step(token, *state[:-1], position)
         return {"logits": logits, **self.named(state)}
 
     def step(self, token, *state):

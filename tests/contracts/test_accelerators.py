@@ -90,7 +90,7 @@ def test_the_innermost_choice_holds_and_ends_with_its_block():
             assert not on_tpu()
         assert on_tpu()
     assert not on_tpu()
-    with pytest.raises(ValueError, match="tracing_for takes 'tpu' or 'gpu', got 'cpu'"), tracing_for("cpu"):
+    with pytest.raises(ValueError, match="tracing_for takes 'tpu', 'gpu' or 'lite', got 'cpu'"), tracing_for("cpu"):
         pass
 
 
