@@ -88,7 +88,7 @@ class ServedCausalLM(Served):
         if self.bounded:
             longest = tf.reduce_max(rows.lengths)
             room = longest + steps <= self._limits.longest, self._no_room, longest
-            rows = rows._replace(ids=checked(rows.ids, room))
+            rows = rows._replace(ids=checked(rows.ids, room), lengths=checked(rows.lengths, room))
         logits, state = self._read(rows)
         chosen = self._continue(_likeliest(logits), state, steps, stop)
         ended = tf.cumsum(tf.cast(chosen == stop, tf.int32), axis=1) > 0

@@ -62,13 +62,14 @@ class IdReader:
         return good, f"a token must be an id from 0 to {self._size - 1}, got", token
 
     def _within(self, ids, lengths):
-        longest = tf.reduce_max(lengths)
-        ids = checked(
-            ids,
+        # Whatever follows is made of checked lengths, or it might fail before the checks do.
+        lengths = checked(
+            lengths,
             (tf.size(lengths) > 0, "a request needs one row or more, got", tf.shape(lengths)),
             (tf.reduce_all(lengths > 0), "each row needs a token, got rows of lengths", lengths),
-            (longest <= self._longest, f"a row may have {self._longest} tokens, got", longest),
+            (tf.reduce_all(lengths <= self._longest), f"a row may have {self._longest} tokens, got", lengths),
         )
+        longest = tf.reduce_max(lengths)
         ids = ids[:, :longest]
         return Rows(ids, lengths, tf.sequence_mask(lengths, longest))
 
