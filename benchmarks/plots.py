@@ -1,4 +1,4 @@
-"""Draws the results of benchmarks, and of training runs, as PNG files. Needs matplotlib: pip install '.[bench]'.
+"""Draws the results of benchmarks, and of training runs, as PNG files.
 
     python -m benchmarks.plots results/train_step.json results/peers.json --out plots
     python -m benchmarks.plots runs/lm-flash "FLASH, high rate=runs/lm-flash-2" runs/lm-flash_quad --out plots
@@ -25,7 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Draws all that the files hold; returns the exit status."""
     args = _parser().parse_args(arguments)
     if importlib.util.find_spec("matplotlib") is None:
-        raise ValueError("it needs matplotlib: pip install '.[bench]'")
+        raise ValueError("it needs matplotlib: pip install matplotlib")
     for name, figure in draw(args.paths).items():
         file = Path(args.out, f"{name}.png")
         file.parent.mkdir(parents=True, exist_ok=True)

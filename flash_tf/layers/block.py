@@ -60,8 +60,12 @@ class ResidualBlock(keras.layers.Layer):
 
     def build(self, x_shape):
         self.norm.build(x_shape)
-        self.inner.build(x_shape)
+        if not self.inner.built:  # a layer that was read from a file comes built
+            self.inner.build(x_shape)
         self.built = True
+
+    def compute_output_shape(self, x_shape):
+        return x_shape  # Keras on JAX finds none by tracing where the length is unknown
 
     def call(self, x, padding_mask=None, segment_ids=None, positions=None, training=None):
         given = {"padding_mask": padding_mask, "segment_ids": segment_ids, "positions": positions}

@@ -172,6 +172,11 @@ class LanguageModel(keras.Model):
         real = ops.arange(longest)[None] < ops.convert_to_tensor([[len(row)] for row in rows], "int32")
         return ops.convert_to_tensor(ids, "int32"), real
 
+    def compute_output_spec(self, token_ids, *arguments, **options):
+        """Of a symbolic call; known without a trace, which an unknown length would stop on JAX."""
+        del arguments, options
+        return keras.KerasTensor((*unpack(token_ids, {})["token_ids"].shape, self.vocabulary_size), self.compute_dtype)
+
     def head(self, x):
         """Activations `[..., d]` -> logits `[..., V]`."""
         return self.embedding(x, reverse=True) + ops.cast(self.output_bias, self.compute_dtype)

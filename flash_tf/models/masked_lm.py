@@ -41,6 +41,10 @@ class MaskedLM(LanguageModel):
         given = unpack(token_ids, {"masked_positions": masked_positions, **masks})
         return self.head(self.encode(**given, training=training))
 
+    def compute_output_spec(self, token_ids, masked_positions=None, *arguments, **options):
+        at = unpack(token_ids, {"masked_positions": masked_positions})["masked_positions"]
+        return super().compute_output_spec(token_ids if at is None else at)
+
     def encode(self, token_ids, masked_positions=None, **options):
         """As `LanguageModel.encode`; with masked positions, the activations there alone, `[b, k, d]`."""
         x = super().encode(token_ids, **options)

@@ -237,12 +237,12 @@ def evaluate(model_dir: str, progress: Progress, checkpoint: str = "best") -> di
     return {"step": step, **make_evaluator(run, min(rows, run.config.batch_size)).evaluate(None)}
 
 
-def restore(model_dir: str, progress: Progress, checkpoint: str = "best") -> tuple[Run, int]:
-    """The run in a model directory with a checkpoint's weights: the one of lowest validation loss, or the newest.
+def restore(model_dir: str, progress: Progress | None = None, checkpoint: str = "best") -> tuple[Run, int]:
+    """The run in a model directory, its `model` with the "best" or "newest" checkpoint's weights, and their step.
 
     Where there is no checkpoint, but the weights that a run of the exported step left, it takes those.
     """
-    config = run_directory.load_config(model_dir)
+    config, progress = run_directory.load_config(model_dir), progress or Progress()
     checkpoints = Checkpoints(f"{model_dir}/checkpoints", progress.line)
     steps, exported = checkpoints.steps(), weights.step(model_dir)
     if not steps and exported is None:

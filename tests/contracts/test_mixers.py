@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from keras import ops
 
+from flash_tf.layers import ResidualBlock
 from flash_tf.layers.feedforward import FEEDFORWARDS
 from flash_tf.layers.gated_attention_unit import GatedAttentionUnit
 from flash_tf.layers.mixers import MIXERS
@@ -148,8 +149,9 @@ def test_the_dtype_policy_decides_the_dtypes_of_weights_and_output(cls, policy):
 
 
 @each_plain_layer
-def test_a_layer_saved_in_a_model_comes_back_with_equal_outputs(cls, tmp_path):
-    layer, x = built(cls, defaults(cls)), normal(B, N, D)
+@pytest.mark.parametrize("around", [lambda layer: layer, ResidualBlock], ids=["alone", "in_a_block"])
+def test_a_layer_saved_in_a_model_comes_back_with_equal_outputs(cls, around, tmp_path):
+    layer, x = around(built(cls, defaults(cls))), normal(B, N, D)
     inputs = keras.Input((None, D))
     keras.Model(inputs, layer(inputs)).save(tmp_path / "layer.keras")
     assert np.array_equal(outputs(keras.saving.load_model(tmp_path / "layer.keras"), x), outputs(layer, x))

@@ -78,6 +78,15 @@ def test_a_saved_model_comes_back_as_another_object_with_equal_outputs(kind, opt
 
 
 @each_model
+def test_a_model_is_a_part_of_another_model_of_unknown_length(kind):
+    model, ids = model_of(kind), token_ids(B, N)
+    tokens = keras.Input((None,), dtype="int32")
+    whole = keras.Model(tokens, model(tokens))
+    assert whole.output_shape == (None, None, V)
+    assert relative_error(to_numpy(whole(ids)), to_numpy(model(ids))) < FLOAT32
+
+
+@each_model
 def test_a_dictionary_of_arguments_equals_the_arguments(kind):
     model, ids = model_of(kind), token_ids(B, N)
     arguments = {"padding_mask": np.arange(N) < np.array([[N], [20]]), "positions": np.arange(N)[None] + 3}
