@@ -84,20 +84,46 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
             raise ValueError(f"one figure compares results of one {key} alone, got {', '.join(different)}")
     found = {}
     for task in sorted({task_of(row) for row in rows}):
-        of_task = [row for row in rows if task_of(row) == task]
-        where = f"{TASKS.get(task, task)}, {of_task[0]['tokens']:,} tokens a step, {of_task[0]['device']}"
-        drawings = {
-            "latency": (lines(of_task, "median_ms"), "step latency (ms)"),
-            "throughput": (lines(of_task, "tokens_per_second", 1e-3), "thousand tokens per second"),
-            "memory": (lines(of_task, "peak_bytes", 2**-30), "peak memory (GiB)"),
-        }
-        baseline, ratios = speedups(of_task)
-        if ratios:
-            drawings["speedup"] = (ratios, f"speed-up over {baseline.label}")
-        for name, (drawn, ylabel) in drawings.items():
-            if drawn:
-                found[f"{task}_{name}"] = _figure(drawn, ylabel, where, _notes(of_task))
+        found |= _figures_of_task(task, [row for row in rows if task_of(row) == task])
     return found
+
+
+def _figures_of_task(task, rows):
+    where = f"{TASKS.get(task, task)}, {rows[0]['tokens']:,} tokens a step, {rows[0]['device']}"
+    latency, (baseline, ratios) = lines(rows, "median_ms"), speedups(rows)
+    drawings = {
+        "latency": (latency, "step latency (ms); bars: quartiles", []),
+        "throughput": (lines(rows, "tokens_per_second", 1e-3), "thousand tokens per second", []),
+        "memory": (lines(rows, "peak_bytes", 2**-30), "peak memory (GiB)", _kinds_of_memory(rows)),
+    }
+    if ratios:
+        alone = sorted({n for points in latency.values() for n in points} - latency[baseline].keys())
+        lacking = f"Without {baseline.label}, so without speed-up: {', '.join(map(plot_style.short, alone))}."
+        drawings["speedup"] = (ratios, f"speed-up over {baseline.label}", [lacking] if alone else [])
+    found = {
+        f"{task}_{name}": _figure(drawn, ylabel, where, said + _notes(rows))
+        for name, (drawn, ylabel, said) in drawings.items()
+        if drawn
+    }
+    if latency:
+        _quartiles(found[f"{task}_latency"].axes[0], rows)
+    return found
+
+
+def _kinds_of_memory(rows):
+    """What the rows' memory is, where it is not the same."""
+    there = [row for row in rows if row.get("peak_bytes")]
+    laid_out = [row for row in there if row.get("runner") == "JAX"]
+    mixed = 0 < len(laid_out) < len(there)
+    return ["Of exported steps what XLA laid out, of the others the most that an allocator held."] if mixed else []
+
+
+def _quartiles(axes, rows):
+    """A bar from the first quartile to the third at each point; most are smaller than the marker."""
+    for row in rows:
+        if row.get("median_ms") is not None and "quartiles_ms" in row:
+            _, color = plot_style.look(row["model"], [row["model"]])
+            axes.vlines(row["n"], *row["quartiles_ms"], color=color, lw=4, alpha=0.4)
 
 
 def _figure(drawn, ylabel, title, small_print):

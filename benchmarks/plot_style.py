@@ -36,7 +36,7 @@ def short(n: float) -> str:
 def figure(panels: int = 1) -> tuple[Figure, list[Axes]]:
     """A figure with room for labels on the right of each panel and for notes below."""
     drawn = Figure(figsize=(8.0 * panels, 4.5), dpi=150, facecolor="white")
-    axes = [drawn.add_axes(((i + 0.09) / panels, 0.2, 0.58 / panels, 0.7)) for i in range(panels)]
+    axes = [drawn.add_axes(((i + 0.09) / panels, 0.2, 0.64 / panels, 0.7)) for i in range(panels)]
     for one in axes:
         one.spines[["top", "right"]].set_visible(False)
         one.grid(axis="y", color="#DDDDDD", linewidth=0.8)

@@ -94,6 +94,30 @@ def test_what_could_not_be_timed_is_said_and_not_drawn(tmp_path):
     assert "Not shown: FLASH-Quad at 4k: out of memory." in figure.texts[0].get_text()
 
 
+def small_print(figure):
+    return " ".join(text.get_text() for text in figure.texts)
+
+
+def test_a_length_without_the_baseline_is_said_to_have_no_speed_up(tmp_path):
+    rows = [row("flash", n, 10) for n in LENGTHS] + [row("transformer_plus_plus", 512, 7, "PyTorch")]
+    figures = plots.draw([write(tmp_path / "rows.json", rows)])
+    assert "without speed-up: 1k, 4k." in small_print(figures["lm_speedup"])
+    assert "without speed-up" not in small_print(figures["lm_latency"])
+
+
+def test_memory_says_when_it_is_measured_in_two_ways(tmp_path):
+    ours, peer = row("flash", 512, 10, runner="JAX"), row("transformer_plus_plus", 512, 7, "PyTorch")
+    said = [small_print(plots.draw([write(tmp_path / "x.json", rows)])["lm_memory"]) for rows in ([ours, peer], [ours])]
+    assert ["XLA laid out" in text for text in said] == [True, False]
+
+
+def test_quartiles_are_bars_of_the_latency(tmp_path):
+    rows = [row("flash", 512, 10, quartiles_ms=[9, 13])]
+    figure = plots.draw([write(tmp_path / "rows.json", rows)])["lm_latency"]
+    (bars,) = figure.axes[0].collections
+    assert [segment.tolist() for segment in bars.get_segments()] == [[[512, 9], [512, 13]]]
+
+
 def test_results_that_cannot_be_compared_are_refused(tmp_path):
     one = write(tmp_path / "a.json", [row("flash", 512, 10)])
     for name, rows, head in (
