@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from flash_tf.exporting.readers import IdReader, checked
 from flash_tf.exporting.served import Served, log_likelihoods
-from flash_tf.generation.decoding import hold, next_logits
+from flash_tf.generation.decoding import continuation
 
 
 class ServedCausalLM(Served):
@@ -90,7 +90,7 @@ class ServedCausalLM(Served):
             room = longest + steps <= self._limits.longest, self._no_room, longest
             rows = rows._replace(ids=checked(rows.ids, room), lengths=checked(rows.lengths, room))
         logits, state = self._read(rows)
-        chosen = self._continue(_likeliest(logits), state, steps, stop)
+        chosen = continuation(self._model, logits, state, steps, lambda logits, _: tf.argmax(logits, -1), (stop,))
         ended = tf.cumsum(tf.cast(chosen == stop, tf.int32), axis=1) > 0
         chosen = tf.where(ended, self._tokenizer.pad_id, chosen)
         if not self.writes:
@@ -109,20 +109,6 @@ class ServedCausalLM(Served):
         logits, state = self._model.extend(rows.ids, state, rows.lengths, last=True)
         return tf.cast(logits[:, 0], tf.float32), state
 
-    def _continue(self, tokens, state, steps, stop):
-        """First tokens `[b]` and those that follow, `[b, steps]`, up to the step at which every row has stopped."""
-        held = hold(self._model, state)
-        chosen = tokens[:, None] * tf.one_hot(0, steps, dtype=tf.int32)
-
-        def body(step, tokens, chosen, going_on, state):
-            logits, state = next_logits(self._model, held, tokens, state)
-            tokens = _likeliest(logits)
-            chosen += tokens[:, None] * tf.one_hot(step, steps, dtype=tf.int32)
-            return step + 1, tokens, chosen, going_on & (tokens != stop), state
-
-        more = lambda step, tokens, chosen, going_on, state: (step < steps) & tf.reduce_any(going_on)  # noqa: E731
-        return tf.while_loop(more, body, (tf.constant(1), tokens, chosen, tokens != stop, state))[2]
-
     def named(self, state: dict) -> dict:
         """A state under the names of the signatures."""
         return {_flat(name): x for name, x in state.items()}
@@ -132,10 +118,6 @@ class ServedCausalLM(Served):
         opening = tf.fill([tf.shape(rows.ids)[0], 1], self._tokenizer.eos_id)
         before = tf.concat([opening, rows.ids[:, :-1]], axis=1)
         return log_likelihoods(self._head(self._encode(before, rows.real)), rows.ids)
-
-
-def _likeliest(logits):
-    return tf.argmax(logits, axis=-1, output_type=tf.int32)
 
 
 def _flat(name):

@@ -57,6 +57,15 @@ def decode(model: keras.Model, tokens, state: dict, steps: int, choose, stop_tok
     return chosen, model.close(state)
 
 
+def continuation(model: keras.Model, logits, state: dict, steps: int, choose, stop_tokens=()):
+    """Chooses `steps` tokens, int32 `[b, steps]`, the first by `logits [b, V]` and the others as `decode` does."""
+    first = ops.cast(choose(logits, 0), "int32")
+    if steps == 1:
+        return first[:, None]
+    rest, _ = decode(model, first, state, steps - 1, lambda logits, step: choose(logits, step + 1), stop_tokens)
+    return ops.concatenate([first[:, None], rest], axis=1)
+
+
 def is_one_of(tokens, stop_tokens):
     """Whether each token is among some ids."""
     found = [tokens == stop for stop in stop_tokens]

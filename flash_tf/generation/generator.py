@@ -8,7 +8,7 @@ import numpy as np
 from keras import ops
 
 from flash_tf.generation.beam import BeamSearch
-from flash_tf.generation.decoding import decode, hold, next_logits
+from flash_tf.generation.decoding import continuation, hold, next_logits
 from flash_tf.generation.samplers import GREEDY, Sampler
 
 FINEST = 32  # tokens: prompts are padded to a multiple of it or, if they are longer, of an eighth to a quarter of them
@@ -86,12 +86,8 @@ class Generator:
         logits, state = self._read(ids, lengths, self._capacity(ids.shape[1], steps))
         if isinstance(sampler, BeamSearch):
             return sampler(self._model, logits, state, steps, stop_tokens)
-        first = sampler(logits, draws[:, 0])
-        if steps == 1:
-            return first[:, None]
-        choose = lambda logits, step: sampler(logits, ops.take(draws, step + 1, axis=1))  # noqa: E731
-        rest, _ = decode(self._model, first, state, steps - 1, choose, stop_tokens)
-        return ops.concatenate([first[:, None], rest], axis=1)
+        choose = lambda logits, step: sampler(logits, ops.take(draws, step, axis=1))  # noqa: E731
+        return continuation(self._model, logits, state, steps, choose, stop_tokens)
 
     def _begin(self, ids, lengths, capacity):
         logits, state = self._read(ids, lengths, capacity)
