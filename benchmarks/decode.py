@@ -64,7 +64,7 @@ def _case(name, n, args):
 
     wanted = config.load(f"lm_wiki40b/{name}", ["data.tokenizer=null", *args.set])
     model = build.make_model(wanted)
-    capacity = n + args.tokens if model.mixers[0].grows else None
+    capacity = n + args.tokens if model.grows else None
     state, rng = model.initial_state(args.batch, capacity), np.random.default_rng(0)
     state = {k: _random(rng, x) for k, x in state.items()} | {"position": ops.full((args.batch,), n, "int32")}
     tokens = ops.zeros((args.batch,), "int32")

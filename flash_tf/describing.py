@@ -8,6 +8,7 @@ import keras
 from keras.src.backend.common import global_state
 
 from flash_tf.config import Config
+from flash_tf.models.language_model import mixer_name
 
 REMEMBERED = "uninitialized_variables"
 
@@ -32,7 +33,7 @@ def describe(config: Config, model: keras.Model, predicted: int) -> dict:
     itemsize = 2 if config.train.precision == "mixed_bfloat16" else 4
     return {
         "model": config.model["type"],
-        "mixer": config.model["mixer"]["type"],
+        "mixer": mixer_name(config.model["mixer"]),
         "sequence_length": n,
         "batch_size": config.batch_size,
         "parameters": parameters,

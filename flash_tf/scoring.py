@@ -32,7 +32,7 @@ def score(model: keras.Model, tokenizer: Tokenizer, documents: Iterable[str], wi
     """
     if not model.causal:
         raise ValueError(f"score needs a causal language model, got {type(model).__name__}")
-    window = window if model.mixers[0].grows or model.max_length is not None else None
+    window = window if model.grows or model.max_length is not None else None
     reader = _Reader(model, window)
     for number, document in enumerate(documents, 1):
         ids = tokenizer.encode([document])[0]
@@ -69,7 +69,7 @@ class _Reader:
 
     @property
     def _grows(self):
-        return self._model.mixers[0].grows
+        return self._model.grows
 
     def _sum(self, ids, labels, valid, state):
         logits, state = self._model.extend(ids, state, valid)

@@ -9,7 +9,7 @@ from kernels_xla.accelerator import on_lite
 from kernels_xla.chunking import fold, sum_of_earlier, unfold
 from kernels_xla.masks import keep, pairs
 from kernels_xla.rotary import relative_bias
-from kernels_xla.streaming import bias_by_distance, put, rows, runtime_zero
+from kernels_xla.streaming import bias_by_distance, leave_grid, on_grid, put, rows, runtime_zero
 
 FEW = 8  # rows; of larger batches, at most one in FEW closing a chunk close one by one, and sums are not cut in parts
 PARTS = 16  # into which the sums of few rows are cut, to be made side by side
@@ -192,27 +192,19 @@ def _extend_by_chunks(state, q_quad, q_lin, new, a, b, valid, scale, c):
     """Lays each row's open chunk and its new tokens on the row's own chunk grid, and takes the parallel form there."""
     position, s, tokens = state["position"], q_quad.shape[-1], ops.shape(new)[1]
     fill = position % c
-    slots = ops.arange((tokens + 2 * c - 2) // c * c, dtype="int32")[None]  # [1, m]: room at any fill
-    arrived = slots - fill[:, None]  # [b, m], index of the new token that comes to a slot
-    real = slots < (fill + valid)[:, None]
-    source = ops.where(arrived < 0, slots, arrived + c)
-    on_grid = keep(
-        rows(ops.concatenate([state["open"], ops.cast(new, state["open"].dtype)], axis=1), source), real[..., None]
-    )
-    q1, q2, grid = (fold(x, c) for x in (rows(q_quad, arrived), rows(q_lin, arrived), on_grid))
+    laid = on_grid(state["open"], new, fill, valid)
+    arrived = ops.arange(ops.shape(laid)[1], dtype="int32")[None] - fill[:, None]  # [b, m]
+    q1, q2, grid = (fold(x, c) for x in (rows(q_quad, arrived), rows(q_lin, arrived), laid))
     k1, k2, v = grid[..., :s], grid[..., s : 2 * s], grid[..., 2 * s :]
     summaries = accumulate.einsum("bgjs,bgje->bgse", k2, v)
     before = state["sum"][:, None] + sum_of_earlier(summaries)
     counts = (position - fill)[:, None] + c * ops.arange(ops.shape(v)[1], dtype="int32")[None]
     out = _local(q1, k1, v, a, b, scale, runtime_zero(position)) + _read(q2, before, counts)
-    out = rows(unfold(out, ops.shape(slots)[1]), fill[:, None] + ops.arange(tokens, dtype="int32")[None])
-
-    finished, left = (fill + valid) // c, (fill + valid) % c  # chunks, tokens
-    at = ops.arange(c, dtype="int32")[None]
-    closed = ops.arange(ops.shape(v)[1], dtype="int32")[None] < finished[:, None]  # [b, g]
+    out = rows(unfold(out, ops.shape(laid)[1]), fill[:, None] + ops.arange(tokens, dtype="int32")[None])
+    closed = ops.arange(ops.shape(v)[1], dtype="int32")[None] < ((fill + valid) // c)[:, None]  # [b, g]
     return out, {
         "sum": state["sum"] + ops.sum(keep(summaries, closed[..., None, None]), axis=1),
-        "open": keep(rows(on_grid, (finished * c)[:, None] + at), (at < left[:, None])[..., None]),
+        "open": leave_grid(laid, fill + valid, c),
         "position": position + valid,
     }
 

@@ -1,7 +1,7 @@
 """What a kernel declares about itself, so that tests and benchmarks need no per-kernel code."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 Tensor = Any  # of the backend that Keras runs on
@@ -44,6 +44,8 @@ class KernelSpec:
       model_chunk: `case -> int`, the chunk that is part of the function, where packed documents must start to equal
         themselves alone; 1 for kernels without one.
       masks: Whether `padding_mask` and `segment_ids`, `[b, n]`, are taken.
+      ranges: Argument name -> least and most of its numbers, where any number will not do: log decays are never
+        positive, and features are where they are divided by their sum.
     """
 
     name: str
@@ -57,3 +59,4 @@ class KernelSpec:
     state_bytes: Callable[[Mapping[str, int], Mapping[str, Any], int], int]
     model_chunk: Callable[[Mapping[str, Any]], int] = lambda case: 1
     masks: bool = True
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)

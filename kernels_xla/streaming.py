@@ -2,6 +2,7 @@
 
 from keras import ops
 
+from kernels_xla.masks import keep
 from kernels_xla.rotary import relative_bias
 from kernels_xla.spec import Tensor
 
@@ -49,6 +50,33 @@ def rows(x: Tensor, index: Tensor) -> Tensor:
     """`x[b, index[b, m]]` for every row: `[b, n, ...]` and int32 `[b, m]` -> `[b, m, ...]`, indices clipped into n."""
     index = ops.clip(index, 0, ops.shape(x)[1] - 1)
     return ops.take_along_axis(x, like(index, x), axis=1)
+
+
+def on_grid(buffer: Tensor, new: Tensor, fill: Tensor, valid: Tensor) -> Tensor:
+    """Lays each row's open chunk and its new tokens on the row's own grid of chunks.
+
+    Args:
+      buffer: The open chunk, `[b, c, ...]`, whose first `fill[b]` slots are taken.
+      new: `[b, k, ...]`, of which the first `valid[b]` are real.
+      fill: int32 `[b]`, below c.
+      valid: int32 `[b]`.
+
+    Returns:
+      `[b, m, ...]`, m the least multiple of c with room at any fill; 0 where no token stands.
+    """
+    c, tokens = buffer.shape[1], ops.shape(new)[1]
+    slots = ops.arange((tokens + 2 * c - 2) // c * c, dtype="int32")[None]
+    arrived = slots - fill[:, None]  # [b, m], index of the new token that comes to a slot
+    both = ops.concatenate([buffer, ops.cast(new, buffer.dtype)], axis=1)
+    laid = rows(both, ops.where(arrived < 0, slots, arrived + c))
+    return keep(laid, like(slots < (fill + valid)[:, None], laid))
+
+
+def leave_grid(grid: Tensor, filled: Tensor, c: int) -> Tensor:
+    """The chunk that is open after `filled[b]` slots of what `on_grid` gave: `[b, m, ...]` -> `[b, c, ...]`."""
+    at = ops.arange(c, dtype="int32")[None]
+    left = rows(grid, (filled - filled % c)[:, None] + at)
+    return keep(left, like(at < (filled % c)[:, None], left))
 
 
 def like(index: Tensor, x: Tensor) -> Tensor:

@@ -23,7 +23,10 @@ DEAD_GRADIENT = 1e-3  # root mean square of a weight's gradient, over that of th
 
 
 def inputs(spec, *, seed=0, first_position=0, **sizes):
-    """Normal float64 arrays, exact in float32, of the axes that a kernel declares; `positions` are int32."""
+    """Float64 arrays, exact in float32, of the axes that a kernel declares; `positions` are int32.
+
+    Their numbers are normal, or even over the range that the kernel says they have.
+    """
     sizes = {**SIZES, **sizes}
     rng = np.random.default_rng(seed)
 
@@ -31,6 +34,8 @@ def inputs(spec, *, seed=0, first_position=0, **sizes):
         if name == "positions":
             offsets = rng.integers(first_position, first_position + 50, [sizes["b"], 1])
             return (offsets + np.arange(sizes["n"])).astype("int32")
+        if name in spec.ranges:
+            return rng.uniform(*spec.ranges[name], size=[sizes[a] for a in axes]).astype("float32").astype("float64")
         deviation = 1 if "n" in axes else 0.1  # of parameters: a large negative bias would silence all of relu²
         return np.asarray(deviation * rng.normal(size=[sizes[a] for a in axes]), "float32").astype("float64")
 

@@ -105,7 +105,54 @@ def softmax(q, k, v, *, causal=False, padding_mask=None, segment_ids=None):
     return out
 
 
+def linear(q, k, v, *, chunk_size=None, causal=False, normalized=False, padding_mask=None, segment_ids=None):
+    """Σ_j (q_i·k_j) v_j, as the state Σ_j k_j v_jᵀ read by q_i; normalized, over Σ_j q_i·k_j."""
+    out = np.zeros(v.shape)
+    for row, i, own in _queries(v, padding_mask, segment_ids):
+        keys = [j for j in own if j <= i] if causal else own
+        for head in range(v.shape[2]):
+            state = sum(np.outer(k[row, j, head], v[row, j, head]) for j in keys)
+            total = q[row, i, head] @ k[row, keys, head].sum(axis=0) if normalized else 1.0
+            out[row, i, head] = q[row, i, head] @ state / total
+    return out
+
+
+def decayed(q, k, v, log_decay, *, chunk_size=None, causal=True, padding_mask=None, segment_ids=None):
+    """`gated` with one decay for all channels of a head."""
+    gates = np.repeat(log_decay[..., None], q.shape[-1], axis=-1)
+    return gated(q, k, v, gates, padding_mask=padding_mask, segment_ids=segment_ids)
+
+
+def gated(q, k, v, log_decay, *, chunk_size=None, causal=True, padding_mask=None, segment_ids=None):
+    """S_i = diag(exp a_i) S_{i-1} + k_i v_iᵀ over the real tokens of a document, read by q_i."""
+    out, state = np.zeros(v.shape), np.zeros([v.shape[2], k.shape[-1], v.shape[-1]])
+    for row, i, own in _queries(v, padding_mask, segment_ids):
+        if i == own[0]:
+            state = np.zeros(state.shape)
+        for head in range(v.shape[2]):
+            decay = np.exp(log_decay[row, i, head])
+            state[head] = decay[:, None] * state[head] + np.outer(k[row, i, head], v[row, i, head])
+            out[row, i, head] = q[row, i, head] @ state[head]
+    return out
+
+
+def block(q, k, v, *, chunk_size, causal=False, weights="softmax", padding_mask=None, segment_ids=None):
+    """Over the own block's tokens of the own document: `softmax`, or Σ_j relu(q_i·k_j/√s) v_j."""
+    out = np.zeros(v.shape)
+    for row, i, own in _queries(v, padding_mask, segment_ids):
+        keys = [j for j in own if j // chunk_size == i // chunk_size and (j <= i or not causal)]
+        for head in range(v.shape[2]):
+            scores = k[row, keys, head] @ q[row, i, head] / np.sqrt(q.shape[-1])
+            found = np.exp(scores) / np.exp(scores).sum() if weights == "softmax" else np.maximum(scores, 0)
+            out[row, i, head] = found @ v[row, keys, head]
+    return out
+
+
 ORACLES = {
+    "block": block,
+    "decayed": decayed,
+    "gated": gated,
+    "linear": linear,
     "mixed_chunk": mixed_chunk,
     "norms": scale_norm,
     "quadratic": quadratic,

@@ -3,7 +3,18 @@
 import numpy as np
 
 from tests.numerics import FLOAT64, relative_error
-from tests.oracles import mixed_chunk, quadratic, rotary, rotate, scale_norm, scaled_sin, softmax
+from tests.oracles import (
+    decayed,
+    gated,
+    linear,
+    mixed_chunk,
+    quadratic,
+    rotary,
+    rotate,
+    scale_norm,
+    scaled_sin,
+    softmax,
+)
 
 
 def normal(*shape, seed=0):
@@ -114,3 +125,37 @@ def test_a_document_in_mixed_chunk_counts_its_own_real_tokens_on_the_grid_of_the
     segments, mask = np.array([[1, 1, 1, 2, 2, 2]]), np.array([[True, True, True, True, False, True]])
     got = mixed_chunk(ones, ones, ones, ones, v, chunk_size=2, causal=True, padding_mask=mask, segment_ids=segments)
     assert relative_error(got[0, :, 0], [0.5, 5.5, 50 + 11 / 2, 500, 0, 50000 + 1000]) < FLOAT64
+
+
+def test_linear_attention_of_two_tokens_is_as_by_hand():
+    q, k, v = heads([2, 0], [1, 3]), heads([1, 1], [0, 3]), heads([1, 10], [100, 1000])
+    # Products: 2 and 0 for the first query, 4 and 9 for the second.
+    assert relative_error(linear(q, k, v), heads([2, 20], [904, 9040])) < FLOAT64
+    assert relative_error(linear(q, k, v, normalized=True), heads([1, 10], [904 / 13, 9040 / 13])) < FLOAT64
+    q[0, 0, 0] = [0, 1]  # products of the first query: 1 and 3
+    assert relative_error(linear(q, k, v, causal=True), heads([1, 10], [904, 9040])) < FLOAT64
+    got = linear(q, k, v, causal=True, normalized=True)
+    assert relative_error(got, heads([1, 10], [904 / 13, 9040 / 13])) < FLOAT64
+
+
+def test_decays_are_of_the_tokens_after_the_key_up_to_the_query_as_by_hand():
+    ones, v = np.ones([1, 3, 1, 1]), heads([1], [10], [100])
+    a = np.log([[[0.1], [0.5], [0.25]]])  # the first token's has nothing to act on
+    assert relative_error(decayed(ones, ones, v, a), heads([1], [10.5], [100 + 2.5 + 0.125])) < FLOAT64
+    mask = np.array([[True, False, True]])
+    got = decayed(ones, ones, v, a, padding_mask=mask)
+    assert relative_error(got, heads([1], [0], [100 + 0.25])) < FLOAT64
+
+
+def test_gates_act_on_the_channels_of_keys_as_by_hand():
+    q, k, v = heads([1, 1], [1, 10]), heads([3, 5], [0, 0]), heads([1], [1])
+    a = np.log(np.array([[[[1.0, 1.0]], [[0.5, 0.1]]]]))
+    assert relative_error(gated(q, k, v, a), heads([8], [1.5 + 10 * 0.5])) < FLOAT64
+
+
+def test_a_document_of_a_decayed_state_starts_from_nothing():
+    q, k, a = (normal(1, 6, 2, 4, seed=seed) for seed in range(3))
+    v, a = normal(1, 6, 2, 3, seed=3), -np.abs(a)
+    got = gated(q, k, v, a, segment_ids=np.array([[2, 2, 2, 9, 9, 9]]))
+    for part in (slice(0, 3), slice(3, 6)):
+        assert relative_error(got[:, part], gated(q[:, part], k[:, part], v[:, part], a[:, part])) < FLOAT64

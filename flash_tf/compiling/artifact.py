@@ -153,7 +153,7 @@ def _check_size(config, tokens):
 def _decoded(experiment, rows):
     """Rows and tokens of a call of decoding; None where the model does not decode."""
     model, capacity = experiment.model, experiment.capacity
-    if (obstacle := model.mixers[0].obstacle) is not None:
+    if (obstacle := model.obstacle) is not None:
         if rows is not None:
             raise ValueError(
                 f"--decode-batch needs a model that decodes, {experiment.config.model['type']} does not: {obstacle}"

@@ -97,7 +97,7 @@ class Experiment:
     @property
     def capacity(self) -> int | None:
         """The most tokens of a row that is decoded; None where neither the state nor learned positions bound it."""
-        bounded = self.model.mixers[0].grows or self.model.max_length is not None
+        bounded = self.model.grows or self.model.max_length is not None
         return self.config.data.sequence_length if bounded else None
 
     @property
@@ -137,7 +137,7 @@ class Experiment:
         Its arguments are the last token of each row, int32 `[rows]`, the state by name, and weights; its results the
         chosen tokens, int32 `[rows, steps]`, and the state, each entry in its argument's place.
         """
-        capacity = self.capacity if self.model.mixers[0].grows else None
+        capacity = self.capacity if self.model.grows else None
         empty = tf.function(lambda: self.model.initial_state(rows, capacity), autograph=False)
         state = sorted(empty.get_concrete_function().structured_outputs.items())  # traced, not made: it may be large
         arguments = [Argument(name="token", role="token", shape=(rows,), dtype="int32")]

@@ -29,16 +29,16 @@ class ServedCausalLM(Served):
     @property
     def decodes(self) -> bool:
         """Whether it can go on from a state: not where a divisor is the length of the whole text."""
-        return self._model.mixers[0].obstacle is None
+        return self._model.obstacle is None
 
     @property
     def bounded(self) -> bool:
         """Whether a row may have no more than the longest number of tokens, however it is read."""
-        return self._model.mixers[0].grows or self._model.max_length is not None
+        return self._model.grows or self._model.max_length is not None
 
     @property
     def _capacity(self):
-        return self._limits.longest if self._model.mixers[0].grows else None
+        return self._limits.longest if self._model.grows else None
 
     def state_specs(self, batch: int | None = None) -> list[tf.TensorSpec]:
         """The entries of a state of so many rows, in their order."""

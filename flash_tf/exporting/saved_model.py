@@ -16,6 +16,7 @@ from flash_tf.exporting.causal import ServedCausalLM
 from flash_tf.exporting.masked import ServedMaskedLM
 from flash_tf.exporting.readers import IdReader, TextReader
 from flash_tf.exporting.served import Limits, Served
+from flash_tf.models.language_model import mixer_name
 from flash_tf.training import run_directory
 from flash_tf.training.loop import Run
 
@@ -161,7 +162,7 @@ def _about(run, step, made, options, signatures):
         came_from = f"not stated; the vocabulary is {source.tokenizer}"
     return {
         "model": run.config.model["type"],
-        "mixer": run.config.model["mixer"]["type"],
+        "mixer": mixer_name(run.config.model["mixer"]),
         "step": step,
         "precision": options.precision or run.config.train.precision,
         "reads": "ids" if options.ids_only else "text",

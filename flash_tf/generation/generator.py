@@ -99,7 +99,7 @@ class Generator:
         return logits[:, 0], state
 
     def _capacity(self, tokens, steps):
-        return tokens + steps if self._model.mixers[0].grows else None
+        return tokens + steps if self._model.grows else None
 
     def _aligned(self, prompts, max_new_tokens, seed, stop_tokens):
         """Ids padded on the right, int32 `[b, n]`, and lengths, int32 `[b]`; ValueError for bad arguments."""

@@ -8,11 +8,17 @@ Attention layers are called as `(x, padding_mask=None, segment_ids=None, positio
 from flash_tf.layers.block import ResidualBlock as ResidualBlock
 from flash_tf.layers.feedforward.glu import GLU as GLU
 from flash_tf.layers.feedforward.mlp import MLP as MLP
+from flash_tf.layers.lrpe import LRPE as LRPE
+from flash_tf.layers.mixers.diag_attention import DiagAttention as DiagAttention
+from flash_tf.layers.mixers.gated_linear_attention import GatedLinearAttention as GatedLinearAttention
+from flash_tf.layers.mixers.linear_attention import LinearAttention as LinearAttention
 from flash_tf.layers.mixers.mixed_chunk import MixedChunkAttention as MixedChunkAttention
 from flash_tf.layers.mixers.quadratic import QuadraticAttention as QuadraticAttention
+from flash_tf.layers.mixers.retention import Retention as Retention
 from flash_tf.layers.mixers.self_attention import MultiHeadSelfAttention as MultiHeadSelfAttention
 from flash_tf.layers.offset_scale import OffsetScale as OffsetScale
 from flash_tf.layers.relative_bias import RelativeBias as RelativeBias
 from flash_tf.layers.rotary import RotaryEmbedding as RotaryEmbedding
 from flash_tf.layers.scale_norm import ScaleNorm as ScaleNorm
 from flash_tf.layers.scaled_sin import ScaledSinusoidalEmbedding as ScaledSinusoidalEmbedding
+from flash_tf.layers.simple_rms_norm import SimpleRMSNorm as SimpleRMSNorm

@@ -1,18 +1,27 @@
 """Pre-norm residual block around any layer."""
 
+import functools
+
 import keras
 
 from flash_tf.layers.scale_norm import ScaleNorm
+from flash_tf.layers.simple_rms_norm import SimpleRMSNorm
 from flash_tf.layers.streaming import normalized
 
-NORMS = {"scale_norm": ScaleNorm, "layer_norm": keras.layers.LayerNormalization}
+EPSILON = 1e-5  # of the papers
+NORMS = {
+    "scale_norm": functools.partial(ScaleNorm, epsilon=EPSILON),
+    "layer_norm": functools.partial(keras.layers.LayerNormalization, epsilon=EPSILON),
+    "rms_norm": functools.partial(keras.layers.RMSNormalization, epsilon=EPSILON),
+    "simple_rms_norm": SimpleRMSNorm,
+}
 
 
 def normalizer(kind: str, **kwargs) -> keras.layers.Layer:
-    """A normaliser by name, with the epsilon of the papers, 1e-5."""
+    """A normaliser by name."""
     if kind not in NORMS:
         raise ValueError(f"norm must be one of {', '.join(NORMS)}, got {kind!r}")
-    return NORMS[kind](epsilon=1e-5, **kwargs)
+    return NORMS[kind](**kwargs)
 
 
 @keras.saving.register_keras_serializable("flash_tf")
@@ -21,7 +30,7 @@ class ResidualBlock(keras.layers.Layer):
 
     Args:
       inner: The layer inside: a mixer or a feed-forward layer.
-      norm: "scale_norm" or "layer_norm".
+      norm: "scale_norm", "layer_norm", "rms_norm" or "simple_rms_norm".
       dropout: Rate at which numbers of the branch are dropped in training.
       remat: Whether the branch is computed again in the backward pass instead of kept. The dropout is not in it, so
         that both passes see one mask.

@@ -59,7 +59,8 @@ class CausalLM(LanguageModel):
             raise ValueError(f"{self.name} has learned positions for max_length={self.max_length}, got {capacity}")
         if not self.built:
             self.build()
-        states = [mixer.initial_state(batch, capacity) for mixer in self.mixers]
+        kept = [capacity if mixer.grows or not self.grows else None for mixer in self.mixers]
+        states = [mixer.initial_state(batch, most) for mixer, most in zip(self.mixers, kept, strict=True)]
         return self._join(states, ops.zeros((batch,), "int32"))
 
     def prepare(self, state: dict) -> list[dict]:
@@ -68,7 +69,13 @@ class CausalLM(LanguageModel):
 
     def close(self, state: dict) -> dict:
         """What a step of one token with `prepared` leaves to do, before the next: for all blocks together."""
-        return self._join(self.mixers[0].close(self._split(state)), state["position"])
+        states, kinds = self._split(state), self.kinds
+        for kind in (kind for i, kind in enumerate(kinds) if kind not in kinds[:i]):
+            alike = [i for i, other in enumerate(kinds) if other == kind]
+            closed = self.mixers[alike[0]].close([states[i] for i in alike])
+            for i, one in zip(alike, closed, strict=True):
+                states[i] = one
+        return self._join(states, state["position"])
 
     def extend(self, token_ids, state: dict, valid=None, prepared=None, last: bool = False):
         """Reads the next k >= 1 tokens of each row: a prompt in one call, then one token after the other.

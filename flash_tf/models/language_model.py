@@ -1,5 +1,6 @@
 """The stack that all language models share: embedding, positions, residual blocks, tied head."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,9 +35,10 @@ class LanguageModel(keras.Model):
       vocabulary_size: V.
       width: d.
       depth: Number of blocks; a block is a mixer, and a feed-forward layer if there is one.
-      mixer: `{"type": name, **options}` of a mixer, but for `causal`, which the model sets.
+      mixer: `{"type": name, **options}` of a mixer, but for `causal`, which the model sets; or a list of them, which
+        share the blocks in equal parts, in their order.
       feedforward: `{"type": name, **options}`, or None: a gated attention unit needs none.
-      norm: "scale_norm", the paper's for masked models, or "layer_norm", for causal ones.
+      norm: "scale_norm", FLASH's for masked models, "layer_norm", for causal ones, "rms_norm" or "simple_rms_norm".
       position_embedding: "scaled_sin", "learned", or None.
       max_length: The longest sequence that learned positions take; None for the others.
       dropout: Rate on the output of every layer.
@@ -55,7 +57,7 @@ class LanguageModel(keras.Model):
         vocabulary_size: int,
         width: int,
         depth: int,
-        mixer: dict,
+        mixer: dict | list[dict],
         feedforward: dict | None = None,
         norm: str = "scale_norm",
         position_embedding: str | None = "scaled_sin",
@@ -65,7 +67,7 @@ class LanguageModel(keras.Model):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        self.vocabulary_size, self.width, self.depth, self.mixer = vocabulary_size, width, depth, dict(mixer)
+        self.vocabulary_size, self.width, self.depth, self.mixer = vocabulary_size, width, depth, mixer
         self.feedforward, self.norm, self.position_embedding = feedforward, norm, position_embedding
         self.max_length, self.dropout, self.remat = max_length, dropout, remat
         self._check()
@@ -85,6 +87,8 @@ class LanguageModel(keras.Model):
                 f"{name}: max_length belongs to position_embedding 'learned' and to no other, "
                 f"got {self.max_length} with {self.position_embedding!r}"
             )
+        if not (parts := len(_listed(self.mixer))) or self.depth % parts:
+            raise ValueError(f"{name}: mixers of a list must divide the blocks, got {parts} for depth {self.depth}")
 
     def _make_layers(self):
         same = {"dtype": self.dtype_policy}
@@ -103,8 +107,8 @@ class LanguageModel(keras.Model):
                 self.max_length, self.width, embeddings_initializer=normal(), name="positions", **same
             )
         self.blocks = []
-        for i in range(self.depth):
-            mixer = MIXERS.build(self.mixer, causal=self.causal, name="mixer", **same)
+        for i, kind in enumerate(self.kinds):
+            mixer = MIXERS.build(kind, causal=self.causal, name="mixer", **same)
             self.blocks.append(self._block(mixer, f"mixer_{i}"))
             if self.feedforward is not None:
                 inner = FEEDFORWARDS.build(self.feedforward, name="feedforward", **same)
@@ -182,6 +186,12 @@ class LanguageModel(keras.Model):
         return self.embedding(x, reverse=True) + ops.cast(self.output_bias, self.compute_dtype)
 
     @property
+    def kinds(self) -> list[dict]:
+        """The mixer of each block, first to last, as options."""
+        listed = _listed(self.mixer)
+        return [listed[i * len(listed) // self.depth] for i in range(self.depth)]
+
+    @property
     def mixers(self) -> list[keras.layers.Layer]:
         """The mixer of each block, first to last."""
         return [block.inner for block in self.blocks[:: 1 if self.feedforward is None else 2]]
@@ -189,7 +199,17 @@ class LanguageModel(keras.Model):
     @property
     def align(self) -> int:
         """Where packed documents must start: a multiple of this."""
-        return self.mixers[0].align
+        return math.lcm(*(mixer.align for mixer in self.mixers))
+
+    @property
+    def grows(self) -> bool:
+        """Whether the state keeps every token of a text, in one block or all, and so needs a capacity."""
+        return any(mixer.grows for mixer in self.mixers)
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why it cannot go on from a state, or None."""
+        return next((mixer.obstacle for mixer in self.mixers if mixer.obstacle is not None), None)
 
     def flops(self, n: int, predicted: int) -> int:
         """Forward FLOPs over one sequence of n tokens, multiply-adds as two, the head on `predicted` positions."""
@@ -218,6 +238,15 @@ class LanguageModel(keras.Model):
         """
         MODELS.names()  # registers every class for Keras
         return presets.load(cls, directory, options)
+
+
+def mixer_name(mixer: dict | list[dict]) -> str:
+    """What a model's `mixer` is called: its type, or its types."""
+    return ", ".join(dict.fromkeys(kind["type"] for kind in _listed(mixer)))
+
+
+def _listed(mixer):
+    return [mixer] if isinstance(mixer, Mapping) else list(mixer)
 
 
 def unpack(inputs: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,9 +40,20 @@ def together(x: np.ndarray) -> np.ndarray:
 
 def rotated(x: np.ndarray) -> np.ndarray:
     """Every token of `x [..., n, s]` turned by its position: channels i and i + s/2 as one complex number."""
+    return turned(x, _frequencies(x.shape[-1] // 2))
+
+
+def turned(x: np.ndarray, frequencies: np.ndarray) -> np.ndarray:
+    """`rotated` at other frequencies, `[s / 2]`."""
     half = x.shape[-1] // 2
-    turned = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * np.outer(np.arange(x.shape[-2]), _frequencies(half)))
-    return np.concatenate([turned.real, turned.imag], axis=-1)
+    found = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * np.outer(np.arange(x.shape[-2]), frequencies))
+    return np.concatenate([found.real, found.imag], axis=-1)
+
+
+def learned(turn: keras.layers.Layer, x: np.ndarray) -> np.ndarray:
+    """What an `LRPE` makes of heads `[h, n, s]`: reflected, and turned at its own frequencies."""
+    reflected = x - 2 * (x @ turn.direction)[..., None] * turn.direction
+    return turned(reflected, array(turn.theta))
 
 
 def bias_of_distance(a: np.ndarray, b: np.ndarray, n: int) -> np.ndarray:

@@ -85,7 +85,7 @@ def look(model: keras.Model, ids: np.ndarray, layers: Collection[int] = ()) -> I
     Raises:
       ValueError: When the model's mixer has no maps, it has no such layer, or its weights are no numbers.
     """
-    parts_of = maps.of(model.mixer["type"])
+    parts_of = [maps.of(kind["type"]) for kind in model.kinds]
     if wrong := [i for i in layers if not 0 <= i < model.depth]:
         raise ValueError(f"the model has layers 0 to {model.depth - 1}, got {wrong[0]}")
     positions = keras.ops.arange(len(ids), dtype="int32")[None]
@@ -94,7 +94,7 @@ def look(model: keras.Model, ids: np.ndarray, layers: Collection[int] = ()) -> I
         index = next((i for i, mixer in enumerate(mixers) if mixer is block.inner), None)
         if index is not None and (not layers or index in layers):
             seen = block.norm(x)
-            yield _layer(index, parts_of, block.inner, array(seen[0]), block.inner(seen, positions=positions), x)
+            yield _layer(index, parts_of[index], block.inner, array(seen[0]), block.inner(seen, positions=positions), x)
         x = block(x, positions=positions)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Collection
 
 import keras
 
+from flash_tf.models.language_model import mixer_name
 from flash_tf.pictures import attention, inspection, page
 
 CAPTION = (
@@ -81,7 +82,7 @@ def read(
         pictures.append(page.picture(f"inspect_layer_{layer.index:02d}", f"Layer {layer.index}", CAPTION, drawn))
     overview = page.picture("inspect_overview", "All layers", "", attention.overview(summaries, sums))
     return Report(
-        mixer=model.mixer["type"],
+        mixer=mixer_name(model.mixer),
         pieces=pieces,
         summaries=summaries,
         pictures=[overview, *pictures],

@@ -138,7 +138,7 @@ def _program_bytes(run, stream, trainer, progress):
 def _check_reads(mode: str, config: Config, model: keras.Model) -> None:
     if not model.causal:
         raise ValueError(f"--mode {mode} needs a causal language model, got {config.model['type']}")
-    if (obstacle := model.mixers[0].obstacle) is not None:
+    if (obstacle := model.obstacle) is not None:
         raise ValueError(f"--mode {mode} needs a model that decodes, this one does not: {obstacle}")
 
 
@@ -173,4 +173,4 @@ def _decode(config, model, rows):
 
 def _capacity(config, model):
     """Tokens that a state has room for; None where it does not grow."""
-    return config.data.sequence_length if model.mixers[0].grows else None
+    return config.data.sequence_length if model.grows else None

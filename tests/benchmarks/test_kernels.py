@@ -66,7 +66,7 @@ def test_sizes_have_every_axis_of_every_kernel():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--kernel", "nothing"], "no kernel is called nothing; there are mixed_chunk, "),
+        (["--kernel", "nothing"], "no kernel is called nothing; there are "),
         (["--lengths", "500"], "every length must divide --tokens (65536), got 500"),
         (["--repeats", "1"], "--repeats must be 2 or more, for a median, got 1"),
     ],

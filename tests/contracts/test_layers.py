@@ -8,12 +8,14 @@ from keras import ops
 import flash_tf.layers
 from flash_tf.layers import (
     GLU,
+    LRPE,
     OffsetScale,
     RelativeBias,
     ResidualBlock,
     RotaryEmbedding,
     ScaledSinusoidalEmbedding,
     ScaleNorm,
+    SimpleRMSNorm,
 )
 from flash_tf.layers.feedforward import FEEDFORWARDS
 from flash_tf.layers.mixers import MIXERS
@@ -24,12 +26,14 @@ from tests.numerics import BFLOAT16, FLOAT32, relative_error
 
 B, N, D = 2, 37, 32
 OPTIONS = {  # of every layer that is in no registry, none at its default
+    LRPE: {},
     OffsetScale: {"heads": ["q", "k"], "gamma": "normal"},
     RelativeBias: {"width": 6},
     ResidualBlock: {"norm": "layer_norm", "dropout": 0.25, "remat": True},
     RotaryEmbedding: {"base": 100.0},
     ScaledSinusoidalEmbedding: {"width": 6},
     ScaleNorm: {"epsilon": 1e-2},
+    SimpleRMSNorm: {},
 }
 
 
@@ -67,6 +71,30 @@ def test_scale_norm_is_its_formula(epsilon):
     layer, weights = assigned(ScaleNorm(epsilon=epsilon), (B, N, D))
     x = 0.1 * normal(B, N, D)
     assert relative_error(to_numpy(layer(x)), oracles.scale_norm(x, weights["g"], epsilon=epsilon)) < FLOAT32
+
+
+def test_lrpe_is_its_formula_and_knows_distances_alone():
+    layer, weights = assigned(LRPE(), (B, N, 2, 8))
+    x, y, positions = normal(B, N, 2, 8), normal(B, N, 2, 8, seed=1), np.arange(N)[None] + 5
+    v = np.random.default_rng(0).normal(size=8)
+    mirror = np.eye(8) - 2 * np.outer(v, v) / (v @ v)
+    angle = np.exp(1j * positions[..., None, None] * weights["theta"])
+    mirrored = x @ mirror
+    turned = (mirrored[..., :4] + 1j * mirrored[..., 4:]) * angle
+    want = np.concatenate([turned.real, turned.imag], axis=-1)
+    assert relative_error(to_numpy(layer(x, positions)), want) < FLOAT32
+    dots = [
+        np.einsum("bihs,bihs->bih", to_numpy(layer(x, p)), to_numpy(layer(y, p + 3)))
+        for p in (positions, positions + 7)
+    ]
+    assert relative_error(dots[0], dots[1]) < FLOAT32
+
+
+def test_simple_rms_norm_is_its_formula_and_keeps_zero():
+    x = 0.1 * normal(B, N, D)
+    want = x / (np.linalg.norm(x, axis=-1, keepdims=True) / np.sqrt(D) + 1e-8)
+    assert relative_error(to_numpy(SimpleRMSNorm()(x)), want) < FLOAT32
+    assert not to_numpy(SimpleRMSNorm()(np.zeros((1, 1, D), "float32"))).any()
 
 
 def test_scaled_sin_is_its_formula_and_starts_at_one_over_the_root_of_the_width():

@@ -32,14 +32,33 @@ OTHER = {
     "scale": ("paper_appendix",),
     "divisor": ("length", 5),
     "activation": ("silu",),
+    "features": ("relu", "elu_plus_one", "softplus", "elu"),
+    "normalizer": ("rms",),
+    "attention": ("relu",),
+    "gates": ("none",),
+    "cosine_length": (64,),  # not less than the longest text here
 }
-BESIDE = {"kernel": {"relative_bias": False}}  # softmax takes no bias
+BESIDE = {  # what a value needs
+    ("kernel", "softmax"): {"relative_bias": False},  # softmax takes no bias
+    ("features", "elu"): {"normalizer": "rms"},  # it may be negative
+    ("lrpe", True): {"normalizer": "rms"},  # so may what it turns
+}
 
 
 def defaults(cls):
-    """Every option of a layer, at a size for tests."""
+    """Every option of a layer that has more than one value, at a size for tests."""
     parameters = inspect.signature(cls).parameters.values()
-    return {p.name: SMALL.get(p.name, p.default) for p in parameters if p.kind is not p.VAR_KEYWORD}
+    fixed = ("causal",) if causal_only(cls) else ()
+    kept = (p for p in parameters if p.kind is not p.VAR_KEYWORD and p.name not in fixed)
+    return {p.name: SMALL.get(p.name, p.default) for p in kept}
+
+
+def causal_only(cls):
+    return getattr(cls, "causal_only", False)
+
+
+def is_causal(cls, options):
+    return causal_only(cls) or options.get("causal", False)
 
 
 def others(name, value):
@@ -56,7 +75,7 @@ def changes(cls):
     base = defaults(cls)
     for name, value in base.items():
         for other in others(name, value):
-            yield name, {**base, **{k: v for k, v in BESIDE.get(name, {}).items() if k in base}, name: other}
+            yield name, {**base, **{k: v for k, v in BESIDE.get((name, other), {}).items() if k in base}, name: other}
 
 
 def cases(registry, changed=True):
@@ -75,7 +94,7 @@ def cases(registry, changed=True):
 arguments = ("cls", "options")
 each_mixer = pytest.mark.parametrize(arguments, cases(MIXERS))
 each_feedforward = pytest.mark.parametrize(arguments, cases(FEEDFORWARDS))
-each_causal_mixer = pytest.mark.parametrize(arguments, [case for case in cases(MIXERS) if case.values[1]["causal"]])
+each_causal_mixer = pytest.mark.parametrize(arguments, [case for case in cases(MIXERS) if is_causal(*case.values)])
 each_default = pytest.mark.parametrize(arguments, cases(MIXERS, changed=False) + cases(FEEDFORWARDS, changed=False))
 each_plain_layer = pytest.mark.parametrize(
     "cls", [pytest.param(registry.get(k), id=k) for registry in (MIXERS, FEEDFORWARDS) for k in registry.names()]

@@ -190,8 +190,12 @@ def test_padding_on_the_right_equals_a_shorter_text(kind, positions):
 def test_a_model_is_causal_exactly_when_it_says_so(kind, mixer):
     options = {"heads": 2, "chunk_size": C, "key_dim": 16}
     takes = inspect.signature(MIXERS.get(mixer)).parameters
-    model = model_of(kind, mixer={"type": mixer, **{k: v for k, v in options.items() if k in takes}})
-    ids = token_ids(B, N)
+    mixed = {"type": mixer, **{k: v for k, v in options.items() if k in takes}}
+    if getattr(MIXERS.get(mixer), "causal_only", False) and not MODELS.get(kind).causal:
+        with pytest.raises(ValueError, match=r"^\w+ is causal by definition: it needs causal true, got False$"):
+            model_of(kind, mixer=mixed)
+        return
+    model, ids = model_of(kind, mixer=mixed), token_ids(B, N)
     changed = np.where(np.arange(N) < 20, ids, (ids + 1) % V)
     same = relative_error(to_numpy(model(changed))[:, :20], to_numpy(model(ids))[:, :20]) < FLOAT32
     assert same == model.causal == (model.decode_state_bytes(N) is not None)

@@ -12,11 +12,11 @@ from flash_tf.layers.gated_attention_unit import GatedAttentionUnit
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.models import MODELS
 from tests.backends import compiled, tensors, to_numpy
-from tests.contracts.test_mixers import SMALL, B, D, N, arguments, built, cases, normal, outputs
+from tests.contracts.test_mixers import SMALL, B, D, N, arguments, built, cases, is_causal, normal, outputs
 from tests.numerics import FLOAT32, random_pieces, relative_error
 
 V, C = 50, SMALL["chunk_size"]
-CAUSAL = [case for case in cases(MIXERS) if case.values[1]["causal"]]
+CAUSAL = [case for case in cases(MIXERS) if is_causal(*case.values)]
 each_stream = pytest.mark.parametrize(arguments, [c for c in CAUSAL if not c.values[0](**c.values[1]).obstacle])
 each_other = pytest.mark.parametrize(arguments, [c for c in cases(MIXERS) if c.values[0](**c.values[1]).obstacle])
 each_plain = pytest.mark.parametrize(

@@ -16,7 +16,13 @@ SECTIONS = models.sections()
 IDS = np.random.default_rng(1).integers(4, 100, (1, 21)).astype("int32")
 
 
-@pytest.fixture(scope="module", params=["masked-flash", "causal-flash", "causal-flash_quad", "causal-transformer"])
+NAMES = [
+    *("masked-flash", "causal-flash", "causal-flash_quad", "causal-transformer"),
+    *("masked-linear_attention", "causal-linear_attention", "causal-retention", "causal-gated_linear_attention"),
+]
+
+
+@pytest.fixture(scope="module", params=NAMES)
 def converted(request, tmp_path_factory):
     """A model and the interpreter of its file."""
     folder = tmp_path_factory.mktemp("lite")

@@ -10,7 +10,7 @@ from keras import ops
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.mixers.mixed_chunk import MixedChunkAttention
 from flash_tf.pictures import maps
-from tests.contracts.test_mixers import changes, defaults
+from tests.contracts.test_mixers import causal_only, changes, defaults
 from tests.numerics import FLOAT32, FLOAT64, relative_error
 
 N, D = 37, 32  # N is prime: never a multiple of a chunk
@@ -19,7 +19,7 @@ CASES = [
     pytest.param(name, options, id=f"{name}-{option}-{options.get(option)}")
     for name in DRAWN
     for option, options in [("defaults", defaults(MIXERS.get(name))), *changes(MIXERS.get(name))]
-    for causal in (False, True)
+    for causal in ((True,) if causal_only(MIXERS.get(name)) else (False, True))
     for options in [{**options, "causal": causal}]
 ]
 
@@ -36,7 +36,9 @@ def built(cls, options, seed=0):
 
 def output(layer, x):
     """What the layer puts out, less the bias, which would hide the rest."""
-    return ops.convert_to_numpy(layer(ops.convert_to_tensor(x[None], "float32")) - layer.out_projection.bias)[0]
+    bias = layer.out_projection.bias
+    out = layer(ops.convert_to_tensor(x[None], "float32"))
+    return ops.convert_to_numpy(out if bias is None else out - bias)[0]
 
 
 def part(name, parts):
@@ -89,7 +91,7 @@ def test_rows_of_softmax_add_up_to_one(name, options):
 def test_every_map_is_of_a_mixer_and_a_mixer_without_one_is_said_to_have_none():
     assert DRAWN and set(DRAWN) <= set(MIXERS.names())
     for name in {*MIXERS.names(), "a_new_one"} - set(DRAWN):
-        with pytest.raises(ValueError, match=f"mixer '{name}' has no maps to draw: .* has those of mixed_chunk, quad"):
+        with pytest.raises(ValueError, match=f"mixer '{name}' has no maps to draw: .* has those of .*mixed_chunk"):
             maps.of(name)
 
 

@@ -1,0 +1,105 @@
+"""What mixers share whose state is one matrix a head, however long the text."""
+
+import keras
+from keras import ops
+
+from flash_tf.layers.common import options
+from flash_tf.layers.positions import token_positions
+from flash_tf.layers.streaming import check_capacity, check_streams, next_positions
+
+
+class LinearMixer(keras.layers.Layer):
+    """A mixer around a kernel of linear attention: what it does but for the projections; see `flash_tf.layers.mixers`.
+
+    A subclass has `heads`, `causal` and, once it is built, `width`; and it implements `spec`, `sizes`, `enter`, `leave`
+    and `projection_flops`.
+    """
+
+    align = 1
+    grows = False
+
+    @property
+    def spec(self):
+        """The `SPEC` of the kernel."""
+        raise NotImplementedError
+
+    @property
+    def case(self) -> dict:
+        """The options of the kernel."""
+        return {"causal": self.causal}
+
+    def sizes(self, b: int = 1, n: int | None = None) -> dict:
+        """Lengths of the kernel's axes, by letter."""
+        raise NotImplementedError
+
+    def enter(self, x, positions) -> tuple[dict, list]:
+        """`[b, n, d]` -> what the kernel takes, by name, and what `leave` takes beside what it puts out."""
+        raise NotImplementedError
+
+    def leave(self, out, rest: list):
+        """What the kernel puts out, `[b, n, h, e]` -> `[b, n, d]`."""
+        raise NotImplementedError
+
+    def projection_flops(self) -> int:
+        """FLOPs of all products with weights, for one token."""
+        raise NotImplementedError
+
+    def call(self, x, padding_mask=None, segment_ids=None, positions=None, training=None):
+        positions = token_positions(x, segment_ids) if positions is None else positions
+        inputs, rest = self.enter(x, positions)
+        out = self.spec.fast(**inputs, **self.case, padding_mask=padding_mask, segment_ids=segment_ids)
+        return self.leave(out, rest)
+
+    def check_heads(self, x_shape, multiple: int = 1) -> None:
+        """Keeps the width, and raises a ValueError unless the heads divide it into multiples of `multiple`."""
+        self.width, name = x_shape[-1], type(self).__name__
+        if self.width % (multiple * self.heads):
+            parts = "" if multiple == 1 else f" into multiples of {multiple}"
+            raise ValueError(f"{name}: heads must divide the width{parts}, got heads {self.heads}, width {self.width}")
+
+    def split(self, x):
+        """`[b, n, h s]` -> `[b, n, h, s]`."""
+        return ops.reshape(x, (*ops.shape(x)[:2], self.heads, x.shape[-1] // self.heads))
+
+    def flops(self, n: int) -> int:
+        return n * self.projection_flops() + self.spec.flops(self.sizes(n=n), self.case)
+
+    def state_bytes(self, n: int, itemsize: int = 2) -> int | None:
+        return None if self.obstacle else self.spec.state_bytes(self.sizes(), self.case, itemsize)
+
+    def compute_output_shape(self, x_shape):
+        return x_shape  # known without a trace, which an unknown length would stop on JAX
+
+    def get_config(self):
+        return {**super().get_config(), **options(self)}
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why it cannot stream, or None."""
+        return None if self.causal else "it reads later tokens, being not causal"
+
+    def initial_state(self, batch, capacity=None, dtype=None):
+        """Constant in the text's length, so that `capacity` must be None; sums are float32, whatever the `dtype`."""
+        check_streams(self, self.obstacle)
+        check_capacity(self, capacity)
+        return self.spec.stream.initial_state(self.sizes(batch), self.case, dtype or self.compute_dtype)
+
+    def extend(self, x, state, positions=None, valid=None, prepared=None):
+        """The next tokens of each row; see `flash_tf.layers.mixers`."""
+        check_streams(self, self.obstacle)
+        positions = next_positions(state["position"], ops.shape(x)[1]) if positions is None else positions
+        inputs, rest = self.enter(x, positions)
+        out, state = self.spec.stream.extend(state, **inputs, **self.case, valid=valid)
+        return self.leave(out, rest), state
+
+    def prepare(self, state):
+        return {}  # nothing depends on weights alone
+
+    def close(self, states):
+        return states  # nothing is put off
+
+
+def check_causal(mixer: LinearMixer) -> None:
+    """Raises a ValueError unless the mixer is causal, where it cannot be otherwise."""
+    if not mixer.causal:
+        raise ValueError(f"{type(mixer).__name__} is causal by definition: it needs causal true, got {mixer.causal}")

@@ -1,0 +1,59 @@
+"""LRPE: a rotary embedding whose frequencies are learned."""
+
+import keras
+import numpy as np
+from keras import ops
+
+from flash_tf.layers.positions import token_positions
+from kernels_xla.accumulate import sum_dtype
+from kernels_xla.rotary import rotate
+
+
+@keras.saving.register_keras_serializable("flash_tf")
+class LRPE(keras.layers.Layer):
+    """Reflects queries and keys, then rotates them by their token's position, at learned frequencies.
+
+    Products depend on distance alone, if both go through one layer. Features are often not negative: the reflection,
+    of Householder's form with one random vector, lets a rotation of them use all directions.
+
+    Source: Qin et al., "Linearized Relative Positional Encoding", arXiv:2307.09270, as TransNormer uses it. The vector
+    is drawn once for all layers of a width [our definition: then no checkpoint needs it]. Channel i turns with channel
+    i + s/2.
+
+    Args:
+      **kwargs: Passed to `keras.layers.Layer`.
+
+    Call arguments:
+      x: Float tensor `[b, n, h, s]`, s even.
+      positions: Integers `[b, n]` or `[1, n]`; 0 .. n-1 by default.
+
+    Returns:
+      Float tensor `[b, n, h, s]`; angles and products are float32.
+
+    Example:
+      >>> from keras import ops
+      >>> LRPE()(ops.ones((1, 3, 2, 4))).shape
+      TensorShape([1, 3, 2, 4])
+    """
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.supports_masking = True
+
+    def build(self, x_shape):
+        s = x_shape[-1]
+        if s % 2:
+            raise ValueError(f"LRPE needs heads of even width, got {s}")
+        start = lambda shape, dtype: ops.cast(10_000.0 ** (-np.arange(s // 2) / (s // 2)), dtype)  # noqa: E731
+        self.theta = self.add_weight(name="theta", shape=(s // 2,), initializer=start, autocast=False)
+        drawn = np.random.default_rng(0).normal(size=s)
+        self.direction = drawn / np.linalg.norm(drawn)
+        self.built = True
+
+    def call(self, x, positions=None):
+        positions, dtype = token_positions(x) if positions is None else positions, sum_dtype(x)
+        angles = ops.expand_dims(ops.cast(positions, dtype), -1) * ops.cast(self.theta, dtype)  # [b, n, s / 2]
+        cos, sin = (ops.expand_dims(table, 2) for table in (ops.cos(angles), ops.sin(angles)))
+        wide, direction = ops.cast(x, dtype), ops.cast(self.direction, dtype)
+        reflected = wide - 2 * ops.sum(wide * direction, axis=-1, keepdims=True) * direction
+        return ops.cast(rotate(reflected, cos, sin), x.dtype)

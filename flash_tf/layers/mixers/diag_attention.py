@@ -1,0 +1,107 @@
+"""DiagAttention: attention inside blocks, TransNormer's in its first layers."""
+
+import keras
+from keras import ops
+
+from flash_tf.layers.common import parts_of, projection
+from flash_tf.layers.linear_mixer import LinearMixer
+from flash_tf.layers.lrpe import LRPE
+from flash_tf.layers.mixers import MIXERS
+from kernels_xla.block import SPEC
+from kernels_xla.norms import scale_norm
+
+
+@MIXERS.register("diag_attention")
+@keras.saving.register_keras_serializable("flash_tf")
+class DiagAttention(LinearMixer):
+    """`out = W_o concat_h(attend(q_h, k_h, v_h))` among the tokens of a block, with biases.
+
+    Source: TransNormer (arXiv:2210.10340), section 4.2; see `kernels_xla.block`. Its T1 takes "relu", whose sums a norm
+    of all heads together brings to one length, its T2 "softmax".
+
+    Args:
+      heads: h; must divide the width d, with `lrpe` into even parts.
+      chunk_size: Tokens of a block, c. Part of the function: 64 in the paper.
+      causal: Whether position i may read only positions <= i.
+      attention: "softmax", or "relu", followed by `x / (||x|| / sqrt(d))` before W_o.
+      lrpe: Whether queries and keys are rotated by position at learned frequencies; see `flash_tf.layers.lrpe`.
+      **kwargs: Passed to `keras.layers.Layer`.
+
+    Call arguments:
+      x: Float tensor `[b, n, d]`.
+      padding_mask: Bool `[b, n]`, True at real tokens.
+      segment_ids: Integers `[b, n]`, 0 at padding, one number a packed document.
+      positions: Integers `[b, n]` or `[1, n]`.
+
+    Returns:
+      Float tensor `[b, n, d]`.
+
+    Masking: padding is not read. Packed documents must start on a multiple of `chunk_size` to get what they get alone.
+
+    Example:
+      >>> DiagAttention(heads=2, chunk_size=4, causal=True)(ops.ones((2, 10, 16))).shape
+      TensorShape([2, 10, 16])
+    """
+
+    def __init__(
+        self,
+        heads: int = 12,
+        chunk_size: int = 64,
+        causal: bool = False,
+        attention: str = "softmax",
+        lrpe: bool = True,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        for option, value in (("heads", heads), ("chunk_size", chunk_size)):
+            if value < 1:
+                raise ValueError(f"DiagAttention needs {option} >= 1, got {value}")
+        if attention not in ("softmax", "relu"):
+            raise ValueError(f"DiagAttention: attention must be 'softmax' or 'relu', got {attention!r}")
+        self.heads, self.chunk_size, self.causal, self.attention, self.lrpe = heads, chunk_size, causal, attention, lrpe
+        self.supports_masking = True
+
+    def build(self, x_shape):
+        self.check_heads(x_shape, multiple=2 if self.lrpe else 1)
+        self.in_projection = projection(self, 3 * self.width, "in_projection")
+        self.out_projection = projection(self, self.width, "out_projection")
+        self.in_projection.build(x_shape)
+        self.out_projection.build(x_shape)
+        if self.lrpe:
+            self.turn = LRPE(name="lrpe", dtype=self.dtype_policy)
+            self.turn.build((*x_shape[:-1], self.heads, self.width // self.heads))
+        self.built = True
+
+    @property
+    def align(self) -> int:
+        """Documents must start at multiples of the block."""
+        return self.chunk_size
+
+    @property
+    def spec(self):
+        return SPEC
+
+    @property
+    def case(self):
+        return {"chunk_size": self.chunk_size, "causal": self.causal, "weights": self.attention}
+
+    def sizes(self, b=1, n=None):
+        s = self.width // self.heads
+        return {"b": b, "n": n, "h": self.heads, "s": s, "e": s}
+
+    def enter(self, x, positions):
+        q, k, v = (self.split(part) for part in parts_of(self.in_projection, x, [self.width] * 3))
+        q, k = (self.turn(part, positions) for part in (q, k)) if self.lrpe else (q, k)
+        return {"q": q, "k": k, "v": v}, []
+
+    def leave(self, out, rest):
+        out = ops.reshape(out, (*ops.shape(out)[:2], self.width))
+        # The paper's 1e-8 stands outside the root, where the gradient of a vector of zeros is not a number.
+        out = scale_norm(out, 1.0, epsilon=1e-16) if self.attention == "relu" else out
+        return self.out_projection(out)
+
+    def projection_flops(self):
+        return 8 * self.width**2
+
+    def activations(self, n: int) -> int:
+        return 9 * self.width + 3 * min(n, self.chunk_size) * self.heads

@@ -1,0 +1,123 @@
+"""Gated linear attention: linear attention whose keys' channels forget as the text says."""
+
+import keras
+from keras import ops
+
+from flash_tf.layers.common import normal
+from flash_tf.layers.linear_mixer import LinearMixer, check_causal
+from flash_tf.layers.mixers import MIXERS
+from kernels_xla import gated, linear
+from kernels_xla.norms import scale_norm
+
+RANK, TEMPERATURE = 16, 16.0
+
+
+@MIXERS.register("gated_linear_attention")
+@keras.saving.register_keras_serializable("flash_tf")
+class GatedLinearAttention(LinearMixer):
+    """`y = W_o (silu(x W_r + b_r) * concat_h norm(q_t S_t))`, `S_t = diag(alpha_t) S_{t-1} + k_t v_t^T` a head.
+
+    Source: Yang et al., "Gated Linear Attention Transformers with Hardware-Efficient Training", arXiv:2312.06635,
+    section 4. alpha_t = sigmoid(x W_1 W_2 + b)^(1 / temperature), W_1 of `gate_rank` columns. Queries and keys are half
+    as wide as the model; the norm is the root mean square of each head's values, times a weight a channel that heads
+    share. The first version's gates of the values, which it found to be of no use, are not here.
+
+    Args:
+      heads: h; must divide the width d into even parts.
+      causal: True: a decay has no other form.
+      gate_rank: Width between the two factors of the gates.
+      temperature: What log alpha is divided by: a larger one forgets later.
+      gates: "key", or "none" for alpha = 1, an ablation of the paper's; it takes neither rank nor temperature.
+      **kwargs: Passed to `keras.layers.Layer`.
+
+    Call arguments:
+      x: Float tensor `[b, n, d]`.
+      padding_mask: Bool `[b, n]`, True at real tokens.
+      segment_ids: Integers `[b, n]`, 0 at padding, one number a packed document.
+      positions: Not read: what it knows of positions are its decays.
+
+    Returns:
+      Float tensor `[b, n, d]`.
+
+    Masking: padding is not read and decays nothing; a packed document equals itself alone.
+
+    Example:
+      >>> GatedLinearAttention(heads=2)(ops.ones((2, 10, 16))).shape
+      TensorShape([2, 10, 16])
+    """
+
+    causal_only = True
+
+    def __init__(
+        self,
+        heads: int = 4,
+        causal: bool = True,
+        gate_rank: int = RANK,
+        temperature: float = TEMPERATURE,
+        gates: str = "key",
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self.heads, self.causal, self.gate_rank, self.temperature = heads, causal, gate_rank, temperature
+        self.gates = gates
+        check_causal(self)
+        if heads < 1 or gate_rank < 1:
+            raise ValueError(f"GatedLinearAttention needs heads and gate_rank >= 1, got {heads} and {gate_rank}")
+        if temperature <= 0:
+            raise ValueError(f"GatedLinearAttention needs temperature > 0, got {temperature}")
+        if gates not in ("key", "none"):
+            raise ValueError(f"GatedLinearAttention: gates must be 'key' or 'none', got {gates!r}")
+        if gates == "none" and (gate_rank, temperature) != (RANK, TEMPERATURE):
+            needed = "GatedLinearAttention: gates 'none' needs the default gate_rank and temperature"
+            raise ValueError(f"{needed}, got {gate_rank} and {temperature}")
+        self.supports_masking = True
+
+    def build(self, x_shape):
+        d = x_shape[-1]
+        self.check_heads(x_shape, multiple=2)
+        self.in_projection = self._dense("in_projection", 2 * d, x_shape, use_bias=False)
+        self.gate_projection = self._dense("gate_projection", d, x_shape)
+        self.out_projection = self._dense("out_projection", d, x_shape, use_bias=False)
+        if self.gates == "key":
+            self.decay_down = self._dense("decay_down", self.gate_rank, x_shape, use_bias=False)
+            self.decay_up = self._dense("decay_up", d // 2, (*x_shape[:-1], self.gate_rank))
+        self.norm_scale = self.add_weight(name="norm_scale", shape=(d // self.heads,), initializer="ones")
+        self.built = True
+
+    def _dense(self, name, width, x_shape, use_bias=True):
+        layer = keras.layers.Dense(
+            width, use_bias=use_bias, kernel_initializer=normal(), dtype=self.dtype_policy, name=name
+        )
+        layer.build(x_shape)
+        return layer
+
+    @property
+    def spec(self):
+        return gated.SPEC if self.gates == "key" else linear.SPEC
+
+    def sizes(self, b=1, n=None):
+        e = self.width // self.heads
+        return {"b": b, "n": n, "h": self.heads, "s": e // 2, "e": e}
+
+    def enter(self, x, positions):
+        d = self.width
+        q, k, v = (self.split(part) for part in ops.split(self.in_projection(x), [d // 2, d], axis=-1))
+        inputs = {"q": q, "k": k, "v": v}
+        if self.gates == "key":
+            logits = ops.cast(self.decay_up(self.decay_down(x)), "float32")
+            inputs["log_decay"] = self.split(ops.log_sigmoid(logits) / self.temperature)
+        return inputs, [self.gate_projection(x)]
+
+    def leave(self, out, rest):
+        out = scale_norm(out, 1.0, epsilon=1e-5) * ops.cast(self.norm_scale, out.dtype)
+        out = ops.reshape(out, (*ops.shape(out)[:2], self.width))
+        return self.out_projection(ops.silu(rest[0]) * out)
+
+    def projection_flops(self):
+        gates = self.gate_rank * (2 * self.width + self.width) if self.gates == "key" else 0
+        return 8 * self.width**2 + gates
+
+    def activations(self, n: int) -> int:
+        s, chunk, m = self.width // 2, min(n, 64), min(n, 64) / 16
+        scaled = 3 * m * s if self.gates == "key" else 0  # keys, once for each sub-chunk that reads them
+        return round(20 * self.width + 3 * chunk * self.heads + scaled + 4 * s * self.width / self.heads / chunk)

@@ -1,0 +1,159 @@
+"""Linear attention, by the features of its queries and keys: Performer, 1 + elu, softplus, cosFormer, NormAttention."""
+
+import math
+
+import keras
+from keras import ops
+
+from flash_tf.layers.common import parts_of, projection
+from flash_tf.layers.linear_mixer import LinearMixer
+from flash_tf.layers.lrpe import LRPE
+from flash_tf.layers.mixers import MIXERS
+from kernels_xla.linear import SPEC
+from kernels_xla.norms import scale_norm
+from kernels_xla.rotary import rotary
+
+FEATURES = {
+    "shifted_relu": lambda x: ops.relu(x) + ops.cast(1e-3, x.dtype),
+    "relu": ops.relu,
+    # 1 + elu(x), but that elu rounds to -1 where exp(x) is small, from x = -6 on in bfloat16.
+    "elu_plus_one": lambda x: ops.maximum(x, 0) + ops.exp(ops.minimum(x, 0)),
+    "elu": ops.elu,
+    "softplus": ops.softplus,
+}
+NORMALIZERS = ("sum", "rms")
+
+
+@MIXERS.register("linear_attention")
+@keras.saving.register_keras_serializable("flash_tf")
+class LinearAttention(LinearMixer):
+    """`out_i = sum_j (f(q_i) . f(k_j)) v_j / sum_j f(q_i) . f(k_j)` a head, then `W_o`, with biases.
+
+    The systems that it is, by their options:
+
+    - Performer with ReLU features (arXiv:2009.14794; the baseline of FLASH): the defaults.
+    - Linear transformer (arXiv:2006.16236): `features: elu_plus_one, rotary: false`.
+    - Linear-GPT2 ("Linear Transformers Are Faster After All"): `features: softplus, rotary: false`.
+    - cosFormer (arXiv:2202.08791): `features: relu, cosine_length: M, rotary: false`.
+    - NormAttention of TransNormer (arXiv:2210.10340): `features: elu` (T1) or `elu_plus_one` (T2), `normalizer: rms,
+      rotary: false, lrpe: true`.
+
+    Args:
+      heads: h; must divide the width d, with `rotary` into even parts.
+      causal: Whether position i may read only positions <= i.
+      rotary: Whether queries and keys are rotated by position, before f: after it, they would not be positive, and the
+        denominator could cross zero.
+      features: f: "shifted_relu", relu(x) + 0.001, "relu", "elu_plus_one", "softplus" or "elu".
+      normalizer: "sum", for the denominator above, at least 1e-6; or "rms", for none, but `x / (||x|| / sqrt(d))` of
+        all heads together before W_o. "elu" takes "rms" alone, not being positive.
+      cosine_length: M, at least the longest text's tokens, for weights that are times cos(pi/2 (i - j) / M): a sum of
+        products of cosines and sines, by which keys become twice as wide. It is a constant, because the length of the
+        text would let the future change the past. None for no such factor. A stream may go on beyond it, where the
+        weights of tokens more than M apart are negative.
+      lrpe: Whether features are rotated by position at learned frequencies, which takes "rms" alone; see
+        `flash_tf.layers.lrpe`.
+      **kwargs: Passed to `keras.layers.Layer`.
+
+    Call arguments:
+      x: Float tensor `[b, n, d]`; n is at most `cosine_length`, if there is one.
+      padding_mask: Bool `[b, n]`, True at real tokens.
+      segment_ids: Integers `[b, n]`, 0 at padding, one number a packed document.
+      positions: Integers `[b, n]` or `[1, n]`.
+
+    Returns:
+      Float tensor `[b, n, d]`.
+
+    Masking: padding is not read; a packed document equals itself alone.
+
+    Example:
+      >>> LinearAttention(heads=2, causal=True)(ops.ones((2, 10, 16))).shape
+      TensorShape([2, 10, 16])
+    """
+
+    def __init__(
+        self,
+        heads: int = 12,
+        causal: bool = False,
+        rotary: bool = True,
+        features: str = "shifted_relu",
+        normalizer: str = "sum",
+        cosine_length: int | None = None,
+        lrpe: bool = False,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self.heads, self.causal, self.rotary = heads, causal, rotary
+        self.features, self.normalizer, self.cosine_length, self.lrpe = features, normalizer, cosine_length, lrpe
+        self._check()
+        self.supports_masking = True
+
+    def _check(self):
+        if self.heads < 1:
+            raise ValueError(f"LinearAttention needs heads >= 1, got {self.heads}")
+        for option, known in (("features", FEATURES), ("normalizer", NORMALIZERS)):
+            if getattr(self, option) not in known:
+                needed = ", ".join(map(repr, known))
+                raise ValueError(f"LinearAttention: {option} must be one of {needed}, got {getattr(self, option)!r}")
+        signed = "features 'elu'" if self.features == "elu" else "features turned by lrpe" if self.lrpe else None
+        if signed and self.normalizer == "sum":
+            raise ValueError(f"LinearAttention: {signed} may be negative and need normalizer 'rms', got 'sum'")
+        if self.cosine_length is not None and self.cosine_length < 1:
+            raise ValueError(f"LinearAttention needs cosine_length >= 1 or null, got {self.cosine_length}")
+
+    def build(self, x_shape):
+        self.check_heads(x_shape, multiple=2 if self.rotary or self.lrpe else 1)
+        self.in_projection = projection(self, 3 * self.width, "in_projection")
+        self.out_projection = projection(self, self.width, "out_projection")
+        self.in_projection.build(x_shape)
+        self.out_projection.build(x_shape)
+        if self.lrpe:
+            self.turn = LRPE(name="lrpe", dtype=self.dtype_policy)
+            self.turn.build((*x_shape[:-1], self.heads, self.width // self.heads))
+        self.built = True
+
+    @property
+    def spec(self):
+        return SPEC
+
+    @property
+    def case(self):
+        return {"causal": self.causal, "normalized": self.normalizer == "sum"}
+
+    def sizes(self, b=1, n=None):
+        e = self.width // self.heads
+        return {"b": b, "n": n, "h": self.heads, "s": e if self.cosine_length is None else 2 * e, "e": e}
+
+    def call(self, x, padding_mask=None, segment_ids=None, positions=None, training=None):
+        n, most = x.shape[1], self.cosine_length
+        if most is not None and n is not None and n > most:
+            raise ValueError(f"LinearAttention has cosine_length={most}, for texts of as many tokens, got {n}")
+        return super().call(x, padding_mask, segment_ids, positions, training)
+
+    def enter(self, x, positions):
+        q, k, v = (self.split(part) for part in parts_of(self.in_projection, x, [self.width] * 3))
+        q, k = (rotary(part, positions) for part in (q, k)) if self.rotary else (q, k)
+        q, k = (FEATURES[self.features](part) for part in (q, k))
+        q, k = (self.turn(part, positions) for part in (q, k)) if self.lrpe else (q, k)
+        q, k = (self._weighted(part, positions) for part in (q, k)) if self.cosine_length else (q, k)
+        return {"q": q, "k": k, "v": v}, []
+
+    def _weighted(self, x, positions):
+        """`[b, n, h, s]` -> `[b, n, h, 2s]`, times cosines and sines of a quarter turn over `cosine_length`."""
+        angle = ops.cast(positions, "float32")[..., None, None] * (math.pi / 2 / self.cosine_length)
+        wide = ops.cast(x, "float32")
+        both = ops.concatenate([wide * ops.cos(angle), wide * ops.sin(angle)], axis=-1)
+        return ops.cast(both, x.dtype)
+
+    def leave(self, out, rest):
+        out = ops.reshape(out, (*ops.shape(out)[:2], self.width))
+        if self.normalizer == "rms":
+            # The papers' 1e-8 stands outside the root, where the gradient of a vector of zeros is not a number.
+            out = scale_norm(out, 1.0, epsilon=1e-16)
+        return self.out_projection(out)
+
+    def projection_flops(self):
+        return 8 * self.width**2
+
+    def activations(self, n: int) -> int:
+        keys = self.sizes()["s"] * self.heads
+        return 9 * self.width + 4 * keys + 3 * min(n, 128) * self.heads

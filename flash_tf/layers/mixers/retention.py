@@ -1,0 +1,103 @@
+"""Retention: linear attention whose heads forget, each at a pace of its own."""
+
+import keras
+import numpy as np
+from keras import ops
+
+from flash_tf.layers.common import normal
+from flash_tf.layers.linear_mixer import LinearMixer, check_causal
+from flash_tf.layers.mixers import MIXERS
+from flash_tf.layers.positions import runtime_zero
+from kernels_xla.decayed import SPEC
+from kernels_xla.norms import scale_norm
+from kernels_xla.rotary import rotary
+
+
+@MIXERS.register("retention")
+@keras.saving.register_keras_serializable("flash_tf")
+class Retention(LinearMixer):
+    """`y = W_o (silu(x W_g) * concat_h norm(sum_{j <= i} gamma_h^(i - j) (q_i . k_j) v_j))`, without biases.
+
+    Source: Sun et al., "Retentive Network", arXiv:2307.08621, section 2. gamma_h = 1 - 2^(-5 - h), h = 0, 1, ...; keys
+    are as wide as the model and values twice; keys are divided by the root of their width; the norm is over each
+    head's values, without weights. Queries and keys are rotated by angles 10000^(-i / (m - 1)) a token, i = 0 .. m - 1
+    for the m pairs of a head: the authors', whose last exponent is 1. They pair neighbouring channels, and here channel
+    i goes with i + m: the same but for the order of the channels. The authors' code also divides scores by the root of
+    the sum of a row's decays, and by the row's sum, which the norm undoes, and which this leaves out.
+
+    Args:
+      heads: h; must divide the width d into even parts.
+      causal: True: retention has no other form.
+      **kwargs: Passed to `keras.layers.Layer`.
+
+    Call arguments:
+      x: Float tensor `[b, n, d]`.
+      padding_mask: Bool `[b, n]`, True at real tokens.
+      segment_ids: Integers `[b, n]`, 0 at padding, one number a packed document.
+      positions: Integers `[b, n]` or `[1, n]`. They turn queries and keys; the decay counts real tokens.
+
+    Returns:
+      Float tensor `[b, n, d]`.
+
+    Masking: padding is neither read nor counted by the decay; a packed document equals itself alone.
+
+    Example:
+      >>> Retention(heads=2)(ops.ones((2, 10, 16))).shape
+      TensorShape([2, 10, 16])
+    """
+
+    causal_only = True
+
+    def __init__(self, heads: int = 4, causal: bool = True, **kwargs):
+        super().__init__(**kwargs)
+        self.heads, self.causal = heads, causal
+        check_causal(self)
+        if heads < 1:
+            raise ValueError(f"Retention needs heads >= 1, got {heads}")
+        self.supports_masking = True
+
+    def build(self, x_shape):
+        self.check_heads(x_shape, multiple=2)
+        dense = lambda width, name: keras.layers.Dense(  # noqa: E731
+            width, use_bias=False, kernel_initializer=normal(), dtype=self.dtype_policy, name=name
+        )
+        self.in_projection = dense(6 * self.width, "in_projection")
+        self.out_projection = dense(self.width, "out_projection")
+        self.in_projection.build(x_shape)
+        self.out_projection.build((*x_shape[:-1], 2 * self.width))
+        self.built = True
+
+    @property
+    def spec(self):
+        return SPEC
+
+    def sizes(self, b=1, n=None):
+        s = self.width // self.heads
+        return {"b": b, "n": n, "h": self.heads, "s": s, "e": 2 * s}
+
+    def log_decay(self) -> np.ndarray:
+        """The logarithm of each head's gamma, `[h]`."""
+        return np.log1p(-(2.0 ** (-5 - np.arange(self.heads)))).astype("float32")
+
+    def enter(self, x, positions):
+        d, pairs = self.width, self.width // self.heads // 2
+        q, k, v, gate = ops.split(self.in_projection(x), [d, 2 * d, 4 * d], axis=-1)
+        base = 10_000.0 ** (pairs / max(pairs - 1, 1))  # so that the last of the pairs turns by 1 / 10,000
+        q, k = (rotary(self.split(part), positions, base=base) for part in (q, k))
+        k = k * ops.cast((2 * pairs) ** -0.5, k.dtype)
+        # Of positions, so that no compiler stores what it makes of constants.
+        zero = ops.cast(runtime_zero(positions), "float32")
+        log_decay = ops.broadcast_to(ops.convert_to_tensor(self.log_decay()) + zero, (*ops.shape(x)[:2], self.heads))
+        return {"q": q, "k": k, "v": self.split(v), "log_decay": log_decay}, [gate]
+
+    def leave(self, out, rest):
+        out = scale_norm(out, 1.0, epsilon=1e-6)
+        out = ops.reshape(out, (*ops.shape(out)[:2], 2 * self.width))
+        return self.out_projection(ops.silu(rest[0]) * out)
+
+    def projection_flops(self):
+        return 16 * self.width**2
+
+    def activations(self, n: int) -> int:
+        chunk = min(n, 128)
+        return round(25 * self.width + 5 * chunk * self.heads + 3 * 2 * self.width**2 / self.heads / chunk)

@@ -1,0 +1,41 @@
+"""SimpleRMSNorm: every vector at one length, nothing learned."""
+
+import keras
+
+from kernels_xla.norms import scale_norm
+
+
+@keras.saving.register_keras_serializable("flash_tf")
+class SimpleRMSNorm(keras.layers.Layer):
+    """Rescales each vector to a root mean square of one: `y = x / (||x|| / sqrt(d))`.
+
+    Source: TransNormer (arXiv:2210.10340). Its 1e-8 stands outside the root, where the gradient of the zero vector is
+    not a number; here 1e-16 is inside, which is the same for all others.
+
+    Args:
+      **kwargs: Passed to `keras.layers.Layer`: `name`, `dtype`, `trainable`.
+
+    Call arguments:
+      x: Float tensor `[..., d]`.
+
+    Returns:
+      Float tensor `[..., d]` in the layer's compute dtype. Statistics are taken in float32.
+
+    Masking: none needed; each vector is normalised alone.
+
+    Example:
+      >>> import numpy as np
+      >>> np.array(SimpleRMSNorm()(np.array([[3.0, 4.0]]))).round(4)  # rms = sqrt(12.5)
+      array([[0.8485, 1.1314]], dtype=float32)
+    """
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.supports_masking = True
+
+    def build(self, input_shape):
+        del input_shape  # it has no weights
+        self.built = True
+
+    def call(self, x):
+        return scale_norm(x, 1.0, epsilon=1e-16)

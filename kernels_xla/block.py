@@ -1,0 +1,155 @@
+"""Attention inside blocks: tokens see those of their own block alone.
+
+Source: Qin et al., "The Devil in Linear Transformer" (TransNormer), arXiv:2210.10340, DiagAttention: section 4.2. Its
+squared weights are softmax (T2) or ReLU (T1, after ReLA, arXiv:2104.07012), which are not divided by their sum: a
+norm follows.
+"""
+
+from typing import Literal
+
+from keras import ops
+
+from kernels_xla.chunking import fold, unfold
+from kernels_xla.masks import documents, keep, pairs
+from kernels_xla.softmax import softmax_attention, softmax_attention_reference
+from kernels_xla.spec import KernelSpec, Stream, Tensor
+from kernels_xla.streaming import leave_grid, on_grid, rows, runtime_zero
+
+
+def block_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    chunk_size: int,
+    causal: bool = False,
+    weights: Literal["softmax", "relu"] = "softmax",
+    padding_mask: Tensor | None = None,
+    segment_ids: Tensor | None = None,
+    offset: int | Tensor = 0,
+) -> Tensor:
+    """out[i] = sum over visible j of w(q[i] . k[j] / sqrt(s)) v[j], where i // c = j // c, for each head.
+
+    Args:
+      q: Queries, `[b, n, h, s]`.
+      k: Keys, `[b, n, h, s]`.
+      v: Values, `[b, n, h, e]`.
+      chunk_size: c, tokens of a block. Part of the model: changing it changes the function.
+      causal: Whether position i sees only positions j <= i.
+      weights: w: "softmax", over the visible tokens, or "relu".
+      padding_mask: `[b, n]`, True at real tokens.
+      segment_ids: `[b, n]`, 0 at padding; a token sees its own document only, and what starts on a multiple of c gets
+        what it gets alone.
+      offset: As in `softmax_attention`.
+
+    Returns:
+      `[b, n, h, e]`, in the dtype of `v`; 0 at padding.
+
+    Cost:
+      O(n c h (s + e)) multiply-adds, O(n c h) memory: linear in n.
+
+    Precision:
+      That of `softmax_attention`; of "relu", products are in the dtype of the inputs.
+    """
+    n, ids = ops.shape(v)[1], documents(padding_mask, segment_ids)
+    if ids is None:  # the zeros that fill the last block
+        ids = ops.ones(ops.shape(v)[:2], "int32") if not causal else None
+    folded = [_as_rows(fold(x, chunk_size)) for x in (q, k, v)]
+    out = _attend(*folded, None if ids is None else _as_rows(fold(ids, chunk_size)), causal, weights, offset)
+    return unfold(ops.reshape(out, (ops.shape(v)[0], -1, *ops.shape(out)[1:])), n)
+
+
+def _as_rows(x):
+    """`[b, g, c, ...]` -> `[b g, c, ...]`."""
+    return ops.reshape(x, (-1, *ops.shape(x)[2:]))
+
+
+def _attend(q, k, v, ids, causal, weights, offset):
+    """Each row by itself: q, k `[b, c, h, s]`, v `[b, c, h, e]`, ids `[b, c]` or None -> `[b, c, h, e]`."""
+    if weights == "softmax":
+        return softmax_attention(q, k, v, causal=causal, segment_ids=ids, offset=offset)
+    at = ops.arange(ops.shape(q)[1], dtype="int32") + offset
+    seen = pairs(ids, ids, at, at, causal)
+    seen = seen if seen is None or len(seen.shape) == 2 else seen[:, None]
+    v = v if ids is None else keep(v, (ids > 0)[..., None, None])
+    scores = ops.einsum("bihs,bjhs->bhij", q * ops.cast(q.shape[-1] ** -0.5, q.dtype), k)
+    return ops.einsum("bhij,bjhe->bihe", keep(ops.relu(scores), seen), v)
+
+
+def block_attention_reference(
+    q, k, v, *, chunk_size, causal=False, weights="softmax", padding_mask=None, segment_ids=None
+):
+    """Attention over all pairs of which those of different blocks are left out."""
+    n, ids = v.shape[1], documents(padding_mask, segment_ids)
+    ids = ops.ones((1, n), "int32") if ids is None else ids
+    block = ops.arange(n) // chunk_size
+    # One number for block and document: what differs in either is another document.
+    both = ops.cast(ids > 0, "int32") * (ids * (n + 1) + block + 1)
+    both = ops.broadcast_to(both, (v.shape[0], n))
+    if weights == "softmax":
+        return softmax_attention_reference(q, k, v, causal=causal, segment_ids=both)
+    seen = (both[:, :, None] == both[:, None, :]) & (both[:, None, :] > 0)
+    seen = ops.tril(seen) if causal else seen
+    scores = ops.relu(ops.einsum("bihs,bjhs->bhij", q, k) / q.shape[-1] ** 0.5)
+    return ops.einsum("bhij,bjhe->bihe", scores * ops.cast(seen[:, None], v.dtype), v)
+
+
+def initial_state(sizes, case, dtype):
+    """State before the first token: constant in n.
+
+    Returns:
+      `k [b, c, h, s]` and `v [b, c, h, e]`, of the open block, zero where no token has come; `position [b]`, int32.
+    """
+    b, h, c = sizes["b"], sizes["h"], case["chunk_size"]
+    buffers = {name: ops.zeros((b, c, h, sizes[axis]), dtype) for name, axis in (("k", "s"), ("v", "e"))}
+    return {**buffers, "position": ops.zeros((b,), "int32")}
+
+
+def extend(state, q, k, v, *, chunk_size, valid=None, causal=True, weights="softmax"):
+    """The next k tokens of each row, laid on the row's own grid of blocks behind what its open block has."""
+    if not causal:
+        raise ValueError("block can be streamed only if causal, got causal=False")
+    position, tokens, c = state["position"], ops.shape(v)[1], chunk_size
+    valid = ops.full_like(position, tokens) if valid is None else valid
+    fill = position % c
+    grid = {name: on_grid(state[name], new, fill, valid) for name, new in (("k", k), ("v", v))}
+    slots = ops.arange(ops.shape(grid["v"])[1], dtype="int32")[None]
+    out = block_attention(
+        rows(q, slots - fill[:, None]),
+        *(ops.cast(grid[name], v.dtype) for name in ("k", "v")),
+        chunk_size=c,
+        causal=True,
+        weights=weights,
+        offset=runtime_zero(position),
+    )
+    out = rows(out, fill[:, None] + ops.arange(tokens, dtype="int32")[None])
+    return out, {**{name: leave_grid(x, fill + valid, c) for name, x in grid.items()}, "position": position + valid}
+
+
+def state_bytes(sizes, case, itemsize):
+    return sizes["b"] * (case["chunk_size"] * sizes["h"] * (sizes["s"] + sizes["e"]) * itemsize + 4)
+
+
+def _flops(sizes, case):
+    n, c = sizes["n"], case["chunk_size"]
+    inside = n // c * c * c + (n % c) ** 2  # pairs
+    return sizes["b"] * sizes["h"] * (1 if case["causal"] else 2) * inside * (sizes["s"] + sizes["e"])
+
+
+SPEC = KernelSpec(
+    name="block",
+    fast=block_attention,
+    reference=block_attention_reference,
+    stream=Stream(initial_state=initial_state, extend=extend, supports=lambda case: case["causal"]),
+    inputs={"q": "bnhs", "k": "bnhs", "v": "bnhe"},
+    cases=tuple(
+        {"chunk_size": c, "causal": causal, "weights": weights}
+        for c in (4, 16)
+        for causal in (False, True)
+        for weights in ("softmax", "relu")
+    ),
+    timed={"chunk_size": 64, "causal": True},
+    flops=_flops,
+    state_bytes=state_bytes,
+    model_chunk=lambda case: case["chunk_size"],
+)

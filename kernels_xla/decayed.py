@@ -1,0 +1,98 @@
+"""Linear attention with one decay a head and token: retention.
+
+Source: Sun et al., "Retentive Network", arXiv:2307.08621, section 2.1, there with a decay that never changes.
+"""
+
+from keras import ops
+
+from kernels_xla import recurrence
+from kernels_xla.accumulate import sum_dtype
+from kernels_xla.masks import documents, keep
+from kernels_xla.spec import KernelSpec, Stream, Tensor
+
+
+def decayed_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    *,
+    chunk_size: int = 128,
+    causal: bool = True,
+    padding_mask: Tensor | None = None,
+    segment_ids: Tensor | None = None,
+) -> Tensor:
+    """out[i] = sum over j <= i of exp(sum over j < l <= i of log_decay[l]) (q[i] . k[j]) v[j], for each head.
+
+    Args:
+      q: Queries, `[b, n, h, s]`.
+      k: Keys, `[b, n, h, s]`.
+      v: Values, `[b, n, h, e]`.
+      log_decay: `[b, n, h]`, never positive.
+      chunk_size: c, tokens that are taken in pairs. It changes the speed alone: any value gives the same function.
+      causal: True, being so by definition.
+      padding_mask: `[b, n]`, True at real tokens. The others decay nothing, and are not read.
+      segment_ids: `[b, n]`, 0 at padding; a document starts from nothing.
+
+    Returns:
+      `[b, n, h, e]`, in the dtype of `v`; 0 at padding.
+
+    Raises:
+      ValueError: It is not causal.
+
+    Cost:
+      O(n h (c (s + e) + s e)) multiply-adds, O(n h (c + e) + (n / c) h s e) memory: linear in n. The states between
+      chunks take log2(n / c) passes.
+
+    Precision:
+      Decays and states are float32; products are in the dtype of the inputs and accumulate in float32.
+    """
+    recurrence.check_causal("decayed attention", causal)
+    masks = {"padding_mask": padding_mask, "segment_ids": segment_ids}
+    return recurrence.by_chunks(q, k, v, log_decay[..., None], _weights, chunk_size=chunk_size, **masks)[0]
+
+
+def _weights(q, k, log_decay, seen):
+    """Of the pairs of a chunk: q, k `[b, g, c, h, s]`, decays `[b, g, c, h, 1]`, seen -> `[b, g, h, i, j]`."""
+    since = ops.swapaxes(ops.cumsum(log_decay[..., 0], axis=2), 2, 3)  # [b, g, h, c]
+    at = ops.arange(q.shape[2], dtype="int32")
+    # Masked before it is an exponent: above the diagonal it would overflow, and make the gradient not a number. On the
+    # diagonal nothing decays, and the gradient of nothing would be lost in two large parts that cancel.
+    log = keep(since[..., :, None] - since[..., None, :], ops.logical_and(seen, at[None, :] < at[:, None]))
+    scores = ops.einsum("bgihs,bgjhs->bghij", q, k)
+    return keep(ops.cast(ops.exp(log), q.dtype) * scores, seen)
+
+
+def decayed_attention_reference(
+    q, k, v, log_decay, *, chunk_size=None, causal=True, padding_mask=None, segment_ids=None
+):
+    """The sum over dense `[b, h, i, j]` weights."""
+    del chunk_size, causal  # any chunk gives the same function, and it knows no other order
+    ids = documents(padding_mask, segment_ids)
+    ids = ops.ones(v.shape[:2], "int32") if ids is None else ids
+    seen = (ids[:, :, None] == ids[:, None, :]) & (ids[:, None, :] > 0)
+    seen = (seen & ops.tril(ops.ones((v.shape[1], v.shape[1]), "bool")))[:, None]  # [b, 1, i, j]
+    log = ops.cast(log_decay, sum_dtype(v)) * ops.cast(ids > 0, sum_dtype(v))[..., None]
+    until = ops.swapaxes(ops.cumsum(log, axis=1), 1, 2)  # [b, h, n]
+    decay = ops.exp(ops.where(seen, until[..., :, None] - until[..., None, :], -float("inf")))
+    return ops.einsum("bhij,bjhe->bihe", ops.einsum("bihs,bjhs->bhij", q, k) * ops.cast(decay, v.dtype), v)
+
+
+def extend(state, q, k, v, log_decay, *, valid=None, chunk_size=128, causal=True):
+    """The next k tokens of each row: one token costs O(h s e), more take the chunk-parallel form."""
+    recurrence.check_causal("decayed attention", causal)
+    return recurrence.extend(state, q, k, v, log_decay[..., None], _weights, chunk_size=chunk_size, valid=valid)
+
+
+SPEC = KernelSpec(
+    name="decayed",
+    fast=decayed_attention,
+    reference=decayed_attention_reference,
+    stream=Stream(initial_state=recurrence.initial_state, extend=extend, supports=lambda case: True),
+    inputs={"q": "bnhs", "k": "bnhs", "v": "bnhe", "log_decay": "bnh"},
+    cases=({"chunk_size": 4, "causal": True}, {"chunk_size": 16, "causal": True}),
+    timed={"causal": True},
+    flops=recurrence.flops,
+    state_bytes=recurrence.state_bytes,
+    ranges={"log_decay": (-0.5, 0.0)},
+)

@@ -1,0 +1,190 @@
+"""Linear attention: products of features instead of a softmax, so that sums over tokens can be kept.
+
+Source: Katharopoulos et al., "Transformers are RNNs", arXiv:2006.16236; in three forms in Buckman and Gelada, "Linear
+Transformers Are Faster After All". Features are the caller's.
+"""
+
+from keras import ops
+
+from kernels_xla import recurrence
+from kernels_xla.accumulate import sum_dtype
+from kernels_xla.chunking import edges, fold, sum_of_earlier, sum_of_later, unfold
+from kernels_xla.masks import documents, keep, pairs
+from kernels_xla.recurrence import arrived, fitting, of_heads, over_heads
+from kernels_xla.spec import KernelSpec, Stream, Tensor
+
+LEAST = 1e-6  # what a denominator is clamped to, as in cosFormer's code; positive features are seldom below
+
+
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    chunk_size: int = 128,
+    causal: bool = False,
+    normalized: bool = False,
+    padding_mask: Tensor | None = None,
+    segment_ids: Tensor | None = None,
+) -> Tensor:
+    """out[i] = sum over visible j of (q[i] . k[j]) v[j], for each head; divided by sum of q[i] . k[j] if normalized.
+
+    Args:
+      q: Features of the queries, `[b, n, h, s]`; not negative if normalized, or the denominator may cross zero.
+      k: Features of the keys, `[b, n, h, s]`, as q.
+      v: Values, `[b, n, h, e]`.
+      chunk_size: c, tokens that are taken in pairs. It changes the speed alone: any value gives the same function.
+      causal: Whether position i sees only positions j <= i.
+      normalized: Whether weights are divided by their sum, which is clamped from below to 1e-6: a token that sees only
+        features that are zero where its own are not gets zero.
+      padding_mask: `[b, n]`, True at real tokens.
+      segment_ids: `[b, n]`, 0 at padding; a token sees its own document only.
+
+    Returns:
+      `[b, n, h, e]`, in the dtype of `v`; 0 at padding.
+
+    Cost:
+      O(n h (c (s + e) + s e)) multiply-adds, O(n h (c + e) + (n / c) h s e) memory: linear in n.
+
+    Precision:
+      Products are in the dtype of the inputs and accumulate in float32, sums over chunks too; denominators are float32.
+    """
+    n, ids = ops.shape(v)[1], documents(padding_mask, segment_ids)
+    real = None if ids is None else ids > 0
+    k, v = (x if real is None else keep(x, of_heads(real)) for x in (k, v))
+    if causal or segment_ids is not None:
+        c = fitting(chunk_size, v.shape[1])
+        packed = None if segment_ids is None else fold(ids, c)
+        parts = _by_chunks(*(fold(x, c) for x in (q, k, v)), packed, causal, normalized)
+        out, total = (None if x is None else unfold(x, n) for x in parts)
+    else:
+        out = ops.einsum("bihs,bhse->bihe", q, ops.einsum("bjhs,bjhe->bhse", k, v))
+        total = _wide_product("bihs,bhs->bih", q, _wide_sum(k, axis=1)) if normalized else None
+    out = _divided(out, total)
+    return out if real is None else keep(out, of_heads(real))
+
+
+def _wide_sum(x, axis):
+    return ops.sum(ops.cast(x, sum_dtype(x)), axis=axis)
+
+
+def _wide_product(equation, x, y):
+    return ops.einsum(equation, ops.cast(x, y.dtype), y)
+
+
+def _divided(out, total):
+    """`out [..., e]` over `total [...]`, if there is one."""
+    if total is None:
+        return out
+    return ops.cast(ops.cast(out, total.dtype) / ops.maximum(total, LEAST)[..., None], out.dtype)
+
+
+def _by_chunks(q, k, v, ids, causal, normalized, start=None):
+    """Pairs inside the chunk, and sums over other chunks: all `[b, g, c, h, .]`, ids `[b, g, c]` or None.
+
+    Returns:
+      `[b, g, c, h, e]`, and the sums of the weights, `[b, g, c, h]`, or None.
+    """
+    at = ops.arange(q.shape[2], dtype="int32")
+    seen = over_heads(pairs(ids, ids, at, at, causal))
+    weights = keep(ops.einsum("bgihs,bgjhs->bghij", q, k), seen)
+    out = ops.einsum("bghij,bgjhe->bgihe", weights, v)
+    total = ops.swapaxes(_wide_sum(weights, axis=-1), 2, 3) if normalized else None
+    for reads, is_read, over in _other_chunks(ids, causal):
+        queries, keys = keep(q, reads), keep(k, is_read)
+        sums = over(ops.einsum("bgjhs,bgjhe->bghse", keys, v))
+        sums = sums if start is None else start["sum"][:, None] + ops.cast(sums, start["sum"].dtype)
+        out = out + ops.einsum("bgihs,bghse->bgihe", queries, ops.cast(sums, q.dtype))
+        if normalized:
+            norms = over(_wide_sum(keys, axis=2))  # [b, g, h, s]
+            norms = norms if start is None else start["norm"][:, None] + norms
+            total = total + _wide_product("bgihs,bghs->bgih", queries, norms)
+    return out, total
+
+
+def _other_chunks(ids, causal):
+    """Which tokens of a chunk read other chunks, which are read by them, and the sum over those: one or two triples.
+
+    A document runs from the end of one chunk into the start of the next, so that the last document of a chunk is all
+    that later ones can read of it, and its first document all that reads earlier ones.
+    """
+    if ids is None:
+        return [(None, None, sum_of_earlier)]
+    first, last = edges(ids)
+    at_first, at_last = of_heads(ids == first[..., None]), of_heads(ids == last[..., None])
+    before = (at_first, at_last, lambda x: sum_of_earlier(x, first, last))
+    return [before] if causal else [before, (at_last, at_first, lambda x: sum_of_later(x, first, last))]
+
+
+def linear_attention_reference(
+    q, k, v, *, chunk_size=None, causal=False, normalized=False, padding_mask=None, segment_ids=None
+):
+    """The sum over dense `[b, h, i, j]` weights.
+
+    The listings of "Linear Transformers Are Faster After All" are not followed where they slip: their double loop ends
+    before j = i, where the formula includes it; their loop over states adds k v^T but reads it as v k^T, which gives
+    k (v . q), wrong without an error where keys and values are of one width; their parallel form over states returns
+    `Y[:, :0]`, which is empty; and none of them divides by the sum of the weights, as their experiments do.
+    """
+    del chunk_size  # any gives the same function
+    n = v.shape[1]
+    seen = ops.tril(ops.ones((1, n, n), "bool")) if causal else ops.ones((1, n, n), "bool")
+    if (ids := documents(padding_mask, segment_ids)) is not None:
+        seen = seen & (ids[:, :, None] == ids[:, None, :]) & (ids[:, None, :] > 0)
+    weights = ops.einsum("bihs,bjhs->bhij", q, k) * ops.cast(seen[:, None], v.dtype)
+    if normalized:
+        weights = weights / ops.maximum(ops.sum(weights, axis=-1, keepdims=True), LEAST)
+    return ops.einsum("bhij,bjhe->bihe", weights, v)
+
+
+def initial_state(sizes, case, dtype):
+    """State before the first token, constant in n.
+
+    Returns:
+      `sum [b, h, s, e]`, of k v^T, and, if normalized, `norm [b, h, s]`, of k, both float32; `position [b]`, int32.
+    """
+    state = recurrence.initial_state(sizes, case, dtype)
+    return {**state, "norm": ops.zeros_like(state["sum"][..., 0])} if case.get("normalized") else state
+
+
+def extend(state, q, k, v, *, valid=None, chunk_size=128, causal=True, normalized=False):
+    """The next k tokens of each row: one token costs O(h s e), more take the chunk-parallel form."""
+    if not causal:
+        raise ValueError("linear can be streamed only if causal, got causal=False")
+    tokens, wide = ops.shape(v)[1], state["sum"].dtype
+    k, v = (keep(x, of_heads(arrived(tokens, valid))) for x in (k, v))
+    after = {"sum": state["sum"] + ops.einsum("bjhs,bjhe->bhse", ops.cast(k, wide), ops.cast(v, wide))}
+    if normalized:
+        after["norm"] = state["norm"] + _wide_sum(k, axis=1)
+    after["position"] = state["position"] + (tokens if valid is None else valid)
+    if v.shape[1] == 1:
+        out = recurrence.read(after["sum"], q, wide)
+        total = _wide_product("bihs,bhs->bih", q, after["norm"]) if normalized else None
+        return ops.cast(_divided(out, total), v.dtype), after
+    c = fitting(chunk_size, v.shape[1])
+    parts = _by_chunks(*(fold(x, c) for x in (q, k, v)), None, True, normalized, state)
+    return _divided(*(None if x is None else unfold(x, tokens) for x in parts)), after
+
+
+def state_bytes(sizes, case, itemsize):
+    norm = 4 * sizes["b"] * sizes["h"] * sizes["s"] if case.get("normalized") else 0
+    return recurrence.state_bytes(sizes, case, itemsize) + norm
+
+
+SPEC = KernelSpec(
+    name="linear",
+    fast=linear_attention,
+    reference=linear_attention_reference,
+    stream=Stream(initial_state=initial_state, extend=extend, supports=lambda case: case["causal"]),
+    inputs={"q": "bnhs", "k": "bnhs", "v": "bnhe"},
+    cases=tuple(
+        {"chunk_size": c, "causal": causal, "normalized": normalized}
+        for c in (4, 16)
+        for causal in (False, True)
+        for normalized in (False, True)
+    ),
+    timed={"causal": True, "normalized": True},
+    flops=recurrence.flops,
+    state_bytes=state_bytes,
+    ranges={"q": (0.0, 2.0), "k": (0.0, 2.0)},
+)

@@ -1,0 +1,218 @@
+"""What linear attention with and without decay shares: heads on chunks, and the state that runs from chunk to chunk."""
+
+import math
+from collections.abc import Callable
+
+from keras import ops
+
+from kernels_xla.accumulate import sum_dtype
+from kernels_xla.chunking import edges, fold, unfold
+from kernels_xla.masks import documents, keep, pairs
+from kernels_xla.spec import State, Tensor
+
+SUBCHUNK = 16  # tokens; a chunk of a text that is shorter than one is cut to a multiple of it
+
+
+def fitting(chunk_size: int, n: int | None) -> int:
+    """The chunk for a text of n tokens: no longer than the text, to the next multiple of `SUBCHUNK`."""
+    if chunk_size < 1:
+        raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
+    return chunk_size if n is None else min(chunk_size, max(1, -(-n // SUBCHUNK)) * SUBCHUNK)
+
+
+def check_causal(name: str, causal: bool) -> None:
+    """Raises a ValueError unless `causal`: a decay counts the tokens between, so that it needs an order."""
+    if not causal:
+        raise ValueError(f"{name} is causal by definition, its decay being over the tokens between: got causal=False")
+
+
+def over_heads(x: Tensor | None) -> Tensor | None:
+    """A mask of pairs for all heads: `[b, g, i, j]` -> `[b, g, 1, i, j]`; `[i, j]` as it is."""
+    return x if x is None or len(x.shape) == 2 else ops.expand_dims(x, 2)
+
+
+def of_heads(x: Tensor | None) -> Tensor | None:
+    """A mask of tokens for all heads: `[..., c]` -> `[..., c, 1, 1]`."""
+    return None if x is None else x[..., None, None]
+
+
+def arrived(tokens: int | Tensor, valid: Tensor | None) -> Tensor | None:
+    """Which of the `tokens` that come to a stream are real, bool `[b, k]`; None for all."""
+    return None if valid is None else ops.arange(tokens, dtype="int32")[None] < valid[:, None]
+
+
+def initial_state(sizes, case, dtype) -> State:
+    """State before the first token, constant in n: `sum [b, h, s, e]`, float32, and `position [b]`, int32."""
+    del case
+    wide = "float64" if str(dtype) == "float64" else "float32"
+    total = ops.zeros([sizes[axis] for axis in "bhse"], wide)
+    return {"sum": total, "position": ops.zeros((sizes["b"],), "int32")}
+
+
+def state_bytes(sizes, case, itemsize) -> int:
+    del case, itemsize
+    return sizes["b"] * (4 * sizes["h"] * sizes["s"] * sizes["e"] + 4)
+
+
+def flops(sizes, case) -> int:
+    """Those of the state form, whatever the chunk: a token is added to the state, and the state is read."""
+    del case
+    return 4 * sizes["b"] * sizes["n"] * sizes["h"] * sizes["s"] * sizes["e"]
+
+
+def shifted(x: Tensor, by: int | Tensor) -> Tensor:
+    """`x[:, g - by]`, zero where there is none: `[b, g, ...]` -> the same shape; `by` is at most g."""
+    chunks, rest = ops.shape(x)[1], len(x.shape) - 2
+    if isinstance(by, int):
+        return ops.pad(x[:, : chunks - by], [[0, 0], [by, 0], *[[0, 0]] * rest])
+    at = ops.arange(chunks, dtype="int32") - by  # XLA cuts nothing whose length the program finds out
+    return keep(ops.take(x, ops.maximum(at, 0), axis=1), ops.reshape(at >= 0, (1, -1, *[1] * rest)))
+
+
+def doubling(step: Callable[..., tuple], chunks: int | Tensor, *state: Tensor) -> tuple:
+    """`state = step(by, *state)` for by = 1, 2, 4, ... below `chunks`.
+
+    It is a loop only where the number of chunks is not known before the program runs: a loop has no gradient under XLA.
+    """
+    if not isinstance(chunks, int):
+        more = lambda by, *state: by < chunks  # noqa: E731
+        return ops.while_loop(more, lambda by, *state: (2 * by, *step(by, *state)), (ops.ones((), "int32"), *state))[1:]
+    for i in range((chunks - 1).bit_length()):
+        state = step(2**i, *state)
+    return state
+
+
+def running(decay: Tensor, x: Tensor) -> Tensor:
+    """y[g] = decay[g] y[g - 1] + x[g], from y[-1] = 0: an inclusive scan in log2(g) passes (Hillis and Steele).
+
+    After the pass of 2^i, each y holds its last 2^(i + 1) terms. There is no division and no difference of sums, so
+    that a decay to nothing costs the later ones no precision.
+
+    Args:
+      decay: `[b, g, h, s]` or `[b, g, h, 1]`.
+      x: `[b, g, h, s, e]`.
+    """
+    shape, decays = ops.shape(x), math.prod(decay.shape[2:])
+    # Of four axes, because TensorFlow Lite cuts no more.
+    x = ops.reshape(x, (*shape[:2], decays, math.prod(x.shape[2:]) // decays))
+    decay = ops.reshape(decay, (*shape[:2], decays, 1))
+    return ops.reshape(ops.custom_gradient(_with_gradient)(decay, x), shape)
+
+
+def _with_gradient(decay, x):
+    """The scan, and its gradient by hand: the same scan backwards, for which the states alone are kept.
+
+    Derived by the framework it would keep what each pass reads, log2(g) times as much.
+    """
+    y = _scan(decay, x)
+
+    def gradient(*arguments, upstream=None):  # Keras passes it by name on JAX, TensorFlow by place
+        dy = ops.flip(arguments[0] if upstream is None else upstream, 1)
+        dx = ops.flip(_scan(shifted(ops.flip(decay, 1), 1), dy), 1)
+        return ops.sum(dx * shifted(y, 1), axis=-1, keepdims=True), dx
+
+    return y, gradient
+
+
+def _scan(decay, x):
+    step = lambda by, decay, x: (decay * shifted(decay, by), x + decay * shifted(x, by))  # noqa: E731
+    return doubling(step, ops.shape(x)[1], decay, x)[1]
+
+
+def entering(last: Tensor) -> Tensor:
+    """The document that the state before each chunk is of: that of the last real token before, 0 if there is none.
+
+    Args:
+      last: Document of the last real token of each chunk, int32 `[b, g]`, 0 where there is none.
+    """
+    step = lambda by, latest: (ops.where(latest > 0, latest, shifted(latest, by)),)  # noqa: E731
+    return doubling(step, ops.shape(last)[1], shifted(last, 1))[0]
+
+
+def by_chunks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    weigh: Callable[..., Tensor],
+    *,
+    chunk_size: int,
+    padding_mask: Tensor | None = None,
+    segment_ids: Tensor | None = None,
+    start: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Causal attention with decay: pairs of tokens inside chunks, and a state that enters each chunk.
+
+    Args:
+      q: Queries, `[b, n, h, s]`.
+      k: Keys, `[b, n, h, s]`.
+      v: Values, `[b, n, h, e]`.
+      log_decay: `[b, n, h, s]`, or `[b, n, h, 1]` for all channels alike.
+      weigh: From q, k and log decays on chunks, `[b, g, c, h, .]`, and a mask of pairs, to weights `[b, g, h, i, j]`.
+      chunk_size: c.
+      padding_mask: `[b, n]`, True at real tokens.
+      segment_ids: `[b, n]`, 0 at padding.
+      start: The state before the first token, `[b, h, s, e]`; then the one after the last is wanted too.
+
+    Returns:
+      `[b, n, h, e]`, 0 at padding, and the state after the last token, or None without `start`.
+    """
+    n, ids = ops.shape(v)[1], documents(padding_mask, segment_ids)
+    real, c = None if ids is None else ids > 0, fitting(chunk_size, v.shape[1])
+    log_decay = ops.cast(log_decay, sum_dtype(log_decay))
+    k, v, log_decay = (x if real is None else keep(x, of_heads(real)) for x in (k, v, log_decay))
+    q, k, v, log_decay = (fold(x, c) for x in (q, k, v, log_decay))
+    packed = None if segment_ids is None else fold(ids, c)  # [b, g, c]
+    at = ops.arange(c, dtype="int32")
+    weights = weigh(q, k, log_decay, over_heads(pairs(packed, packed, at, at, causal=True)))
+    out = ops.einsum("bghij,bgjhe->bgihe", weights, v)
+
+    since = ops.cumsum(log_decay, axis=2)  # [b, g, c, h, s], from the chunk's start on
+    whole = since[:, :, -1:]
+    passes = ops.exp(whole[:, :, 0])  # [b, g, h, s]
+    q, k = _decayed(q, since), _decayed(k, whole - since)
+    if packed is not None:
+        first, last = edges(packed)
+        before = entering(last)
+        # A chunk of padding alone passes on what enters it; one in which a document begins or ends does not.
+        on = ops.logical_or(last == 0, ops.logical_and(before == first, first == last))
+        q, k = keep(q, of_heads(packed == before[..., None])), keep(k, of_heads(packed == last[..., None]))
+        passes = keep(passes, on[..., None, None])
+    sums = ops.cast(ops.einsum("bgjhs,bgjhe->bghse", k, v), passes.dtype)
+    enters, after = _states(passes, sums, start)
+    out = out + ops.einsum("bgihs,bghse->bgihe", q, ops.cast(enters, q.dtype))
+    out = unfold(out, n)
+    return out if real is None else keep(out, of_heads(real)), after
+
+
+def _decayed(x, log):
+    """`x exp(log)`, multiplied in float32 and rounded once."""
+    return ops.cast(ops.cast(x, log.dtype) * ops.exp(log), x.dtype)
+
+
+def _states(passes, sums, start):
+    """The states that enter the chunks, `[b, g, h, s, e]`, and, with `start`, that which leaves the last."""
+    if start is None:
+        return running(shifted(passes, 1), shifted(sums, 1)), None
+    x = ops.concatenate([start[:, None], sums], axis=1)
+    y = running(ops.pad(passes, [[0, 0], [1, 0], [0, 0], [0, 0]]), x)
+    return y[:, :-1], y[:, -1]
+
+
+def extend(state, q, k, v, log_decay, weigh, *, chunk_size, valid=None):
+    """The next k tokens of each row, log decays `[b, k, h, s]` or `[b, k, h, 1]`; one token costs O(h s e)."""
+    total, tokens = state["sum"], ops.shape(v)[1]
+    real = arrived(tokens, valid)
+    position = state["position"] + (tokens if valid is None else valid)
+    if v.shape[1] != 1:
+        out, total = by_chunks(q, k, v, log_decay, weigh, chunk_size=chunk_size, padding_mask=real, start=total)
+        return out, {"sum": total, "position": position}
+    new = (x if real is None else keep(x, of_heads(real)) for x in (k, v, log_decay))
+    k, v1, log_decay = (ops.cast(x[:, 0], total.dtype) for x in new)
+    total = ops.exp(log_decay)[..., None] * total + k[..., None] * v1[:, :, None]
+    return read(total, q, v.dtype), {"sum": total, "position": position}
+
+
+def read(total, q, dtype):
+    """One query a row on its state: `[b, h, s, e]` and `[b, 1, h, s]` -> `[b, 1, h, e]`, as a sum that XLA fuses."""
+    return ops.cast(ops.sum(ops.cast(q[:, 0], total.dtype)[..., None] * total, axis=2), dtype)[:, None]

@@ -1,0 +1,215 @@
+"""Linear attention and its decays where chunks, documents and lengths meet, and where decays are extreme."""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from kernels_xla import decayed, gated, linear, recurrence
+from kernels_xla.recurrence import doubling, entering, fitting, running
+from tests import numerics
+from tests.backends import call, differentiate, tensors, to_numpy
+from tests.numerics import FLOAT32, SIZES, errors, inputs, relative_error
+from tests.oracles import ORACLES
+
+KERNELS = [pytest.param(module.SPEC, id=module.SPEC.name) for module in (decayed, gated, linear)]
+DECAYS = [pytest.param(module.SPEC, id=module.SPEC.name) for module in (decayed, gated)]
+each_kernel = pytest.mark.parametrize("spec", KERNELS)
+each_decay = pytest.mark.parametrize("spec", DECAYS)
+CAUSAL = {"causal": True}
+
+
+def with_decays(spec, arrays, log_decay):
+    return {**arrays, "log_decay": np.full_like(arrays["log_decay"], log_decay)}
+
+
+@each_kernel
+def test_the_chunk_is_of_the_implementation_and_not_of_the_function(spec):
+    arrays = inputs(spec, n=71)
+    want = ORACLES[spec.name](**arrays, **CAUSAL)
+    for c in (1, 2, 3, 16, 24, 37, 48, 64, 71, 1000):
+        assert relative_error(call(spec.fast, {**CAUSAL, "chunk_size": c}, arrays), want) < FLOAT32, c
+    assert relative_error(call(spec.fast, CAUSAL, arrays), want) < FLOAT32
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+def test_attention_state_and_chunks_are_three_forms_of_one_function(normalized):
+    case, arrays = {**CAUSAL, "normalized": normalized}, inputs(linear.SPEC)
+    want = call(linear.SPEC.reference, case, arrays, dtype="float64")  # attention: dense weights, the diagonal included
+    chunks = call(linear.SPEC.fast, {**case, "chunk_size": 8}, arrays)
+    state, found = linear.SPEC.stream.initial_state(SIZES, case, "float32"), []
+    for i in range(SIZES["n"]):
+        token = {name: x[:, i : i + 1] for name, x in tensors(arrays, "float32").items()}
+        out, state = linear.SPEC.stream.extend(state, **token, **case)
+        found.append(to_numpy(out))
+    assert relative_error(chunks, want) < FLOAT32
+    assert relative_error(np.concatenate(found, axis=1), want) < FLOAT32
+
+
+@pytest.mark.parametrize("width", [8, 16])
+def test_a_state_takes_keys_as_rows_where_keys_and_values_are_of_one_width(width):
+    q, k, v = (np.zeros([1, 2, 1, width]) for _ in range(3))
+    k[0, 0, 0, 1], v[0, 0, 0, 2], q[0, 1, 0, 1] = 1, 5, 3  # a reader of v k^T would find nothing
+    out = call(linear.SPEC.fast, CAUSAL, {"q": q, "k": k, "v": v})
+    assert out[0, 1, 0].tolist() == [15.0 if i == 2 else 0.0 for i in range(width)]
+
+
+def test_the_weights_of_a_normalized_row_add_up_to_one():
+    arrays = inputs(linear.SPEC)
+    for causal in (False, True):
+        case = {"causal": causal, "normalized": True, "chunk_size": 8}
+        out = call(linear.SPEC.fast, case, {**arrays, "v": np.ones_like(arrays["v"])})
+        assert relative_error(out, np.ones_like(out)) < FLOAT32
+
+
+def test_a_token_that_sees_features_of_nothing_gets_zeros_and_finite_gradients():
+    arrays = {name: x if name == "v" else np.zeros_like(x) for name, x in inputs(linear.SPEC).items()}
+    found = differentiate(linear.SPEC.fast, {**CAUSAL, "normalized": True}, arrays)
+    assert not found["out"].any() and all(np.isfinite(x).all() for x in found.values())
+
+
+@each_decay
+def test_a_decay_is_of_the_tokens_after_the_key_up_to_the_query(spec):
+    arrays = {name: np.zeros_like(x) for name, x in inputs(spec, b=1, n=4, h=1).items()}
+    arrays["q"][:, 3, 0, 0], arrays["k"][:, 1, 0, 0], arrays["v"][:, 1, 0, 0] = 2, 3, 5
+    arrays["log_decay"][:] = np.log([0.9, 0.8, 0.7, 0.5]).reshape([1, 4] + [1] * (arrays["log_decay"].ndim - 2))
+    assert call(spec.fast, {}, arrays)[0, 3, 0, 0] == pytest.approx(2 * 3 * 5 * 0.7 * 0.5, rel=FLOAT32)
+
+
+@each_decay
+@pytest.mark.parametrize("log_decay", [-8.0, -1000.0, 0.0])
+def test_the_strongest_and_the_weakest_decay_are_exact_and_have_finite_gradients(spec, log_decay):
+    arrays = with_decays(spec, inputs(spec, n=150), log_decay)
+    got = differentiate(spec.fast, CAUSAL, arrays)
+    want = differentiate(spec.reference, CAUSAL, arrays, dtype="float64")
+    assert relative_error(got["out"], ORACLES[spec.name](**arrays)) < FLOAT32
+    # Of the gradient of decays so strong nothing is left in float32.
+    found = {name: error for name, error in errors(got, want).items() if name != "dlog_decay" or log_decay > -1000}
+    assert max(found.values()) < FLOAT32, found
+    assert np.isfinite(got["dlog_decay"]).all()
+
+
+@each_decay
+def test_a_strong_decay_costs_bfloat16_no_more_than_rounding(spec):
+    arrays = with_decays(spec, inputs(spec, n=150), -8.0)
+    exact = call(spec.reference, {}, arrays, dtype="float64")
+    lost = relative_error(call(spec.fast, {}, arrays, dtype="bfloat16"), exact)
+    unavoidable = relative_error(call(spec.reference, {}, arrays, dtype="bfloat16"), exact)
+    assert lost <= numerics.BFLOAT16_FACTOR * unavoidable
+
+
+@each_decay
+def test_decays_of_all_strengths_in_one_text_keep_what_is_near_exact(spec):
+    rng, arrays = np.random.default_rng(4), inputs(spec, n=150)
+    arrays["log_decay"] = np.float32(-(10.0 ** rng.uniform(-4, 1, arrays["log_decay"].shape))).astype("float64")
+    got = differentiate(spec.fast, CAUSAL, arrays)
+    want = differentiate(spec.reference, CAUSAL, arrays, dtype="float64")
+    assert relative_error(got["out"], ORACLES[spec.name](**arrays)) < FLOAT32
+    assert max(errors(got, want).values()) < FLOAT32
+
+
+@each_kernel
+@pytest.mark.parametrize("c", [2, 4])
+def test_a_chunk_of_padding_alone_passes_the_state_of_its_document_on(spec, c):
+    n = 10 * c
+    mask, segment_ids = np.ones([1, n], bool), np.full([1, n], 3)
+    mask[:, 2 * c : 5 * c] = False  # three chunks amid the first document
+    segment_ids[:, 6 * c :] = 5
+    mask[:, 6 * c : 7 * c] = False  # and one at the start of the second
+    arrays, masked = inputs(spec, b=1, n=n), {"padding_mask": mask, "segment_ids": segment_ids}
+    got = call(spec.fast, {**CAUSAL, "chunk_size": c}, arrays, masked)
+    real = mask[0]
+    assert relative_error(got[:, real], ORACLES[spec.name](**arrays, **masked, **CAUSAL)[:, real]) < FLOAT32
+    first = [*range(2 * c), *range(5 * c, 6 * c)]
+    alone = call(spec.fast, CAUSAL, {name: x[:, first] for name, x in arrays.items()})
+    assert relative_error(got[:, first], alone) < FLOAT32
+
+
+@pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX knows every length")
+@each_kernel
+@pytest.mark.parametrize("xla", [False, True])
+def test_a_length_that_is_known_only_at_run_time_gives_the_same_value_and_gradients(spec, xla):
+    import tensorflow as tf
+
+    shapes = {name: [None if a == "n" else SIZES[a] for a in axes] for name, axes in spec.inputs.items()}
+
+    def function(arrays, segment_ids):
+        with tf.GradientTape() as tape:
+            tape.watch(arrays)
+            out = spec.fast(**arrays, **CAUSAL, chunk_size=4, segment_ids=segment_ids)
+            total = tf.reduce_sum(out**2) / 2
+        return {"out": out, **{f"d{name}": x for name, x in tape.gradient(total, arrays).items()}}
+
+    signature = {name: tf.TensorSpec(shape, tf.float32) for name, shape in shapes.items()}
+    traced = tf.function(
+        function, input_signature=[signature, tf.TensorSpec([SIZES["b"], None], tf.int32)], jit_compile=xla
+    )
+    for n in (1, 5, 37):
+        arrays, segment_ids = inputs(spec, n=n), np.repeat([[1] * 9 + [4] * 28], SIZES["b"], axis=0)[:, :n]
+        got = traced(tensors(arrays, "float32"), tf.constant(segment_ids, tf.int32))
+        want = function(tensors(arrays, "float32"), tf.constant(segment_ids, tf.int32))
+        found = errors({name: to_numpy(x) for name, x in got.items()}, {k: to_numpy(x) for k, x in want.items()})
+        assert max(found.values()) < FLOAT32, (n, found)
+        oracle = ORACLES[spec.name](**arrays, **CAUSAL, segment_ids=segment_ids)
+        assert relative_error(to_numpy(got["out"]), oracle) < FLOAT32
+
+
+def test_a_scan_over_chunks_is_the_recurrence():
+    rng = np.random.default_rng(0)
+    for chunks in (1, 2, 3, 8, 13):
+        decay, x = rng.uniform(0, 1, [2, chunks, 3, 4]), rng.normal(size=[2, chunks, 3, 4, 5])
+        decay[:, chunks // 2] = 0  # a document begins
+        want, y = np.zeros(x.shape), 0
+        for g in range(chunks):
+            want[:, g] = y = decay[:, g, :, :, None] * y + x[:, g]
+        got = running(*tensors({"d": decay, "x": x}, "float64").values())
+        assert relative_error(to_numpy(got), want) < numerics.FLOAT64
+        shared = running(ops.convert_to_tensor(decay[..., :1]), ops.convert_to_tensor(x))
+        again = running(ops.convert_to_tensor(np.repeat(decay[..., :1], 4, -1)), ops.convert_to_tensor(x))
+        assert relative_error(to_numpy(shared), to_numpy(again)) < numerics.FLOAT64
+
+
+def test_the_passes_of_a_scan_are_as_many_as_the_doublings_of_its_length():
+    lengths = (1, 2, 3, 4, 5, 64, 65)
+    count = lambda by, passes: (passes + 1,)  # noqa: E731
+    assert [doubling(count, n, 0)[0] for n in lengths] == [0, 1, 2, 2, 3, 6, 7]
+    for n in lengths:  # in a loop
+        looped = doubling(count, ops.convert_to_tensor(n, "int32"), ops.zeros((), "int32"))[0]
+        assert int(looped) == doubling(count, n, 0)[0]
+
+
+def test_the_document_that_enters_a_chunk_is_that_of_the_last_real_token_before():
+    last = ops.convert_to_tensor([[4, 0, 0, 7, 7, 0, 2, 0], [0, 0, 0, 0, 0, 3, 0, 1]], "int32")
+    got = to_numpy(entering(last)).tolist()
+    assert got == [[0, 4, 4, 4, 7, 7, 7, 2], [0, 0, 0, 0, 0, 0, 3, 3]]
+
+
+def test_a_chunk_is_no_longer_than_its_text():
+    assert [fitting(64, n) for n in (1, 16, 17, 63, 64, 1000, None)] == [16, 16, 32, 64, 64, 64, 64]
+    assert fitting(4, 1000) == fitting(4, 1) == 4
+    with pytest.raises(ValueError, match="^chunk_size must be at least 1, got 0$"):
+        fitting(0, 5)
+
+
+@each_decay
+def test_a_decay_refuses_to_be_read_backwards_in_one_line(spec):
+    arrays = tensors(inputs(spec), "float32")
+    refused = r"^\w+ attention is causal by definition, its decay being over the tokens between: got causal=False$"
+    state = spec.stream.initial_state(SIZES, {}, "float32")
+    for function in (spec.fast, functools.partial(spec.stream.extend, state)):
+        with pytest.raises(ValueError, match=refused):
+            function(**arrays, causal=False)
+
+
+def test_a_stream_of_linear_attention_that_is_not_causal_is_refused():
+    state = linear.initial_state(SIZES, {}, "float32")
+    with pytest.raises(ValueError, match="linear can be streamed only if causal, got causal=False"):
+        linear.extend(state, **tensors(inputs(linear.SPEC), "float32"), causal=False)
+
+
+def test_states_are_of_one_size_for_any_length():
+    for spec in (decayed.SPEC, gated.SPEC, linear.SPEC):
+        short, long = (recurrence.state_bytes({**SIZES, "n": n}, {}, 4) for n in (1, 10**6))
+        assert short == long == spec.state_bytes(SIZES, {}, 2)
