@@ -6,7 +6,8 @@ TPU_VENV := .venv-tpu
 RUN := runs/quickstart
 ON_JAX := tests/contracts/test_kernels.py tests/contracts/test_mixers.py tests/contracts/test_models.py \
 	tests/contracts/test_streams.py tests/contracts/test_accelerators.py tests/test_cross_entropy.py \
-	tests/generation/test_decoding.py tests/generation/test_samplers.py
+	tests/generation/test_decoding.py tests/generation/test_samplers.py tests/test_linear_forms.py \
+	tests/test_linear_layers.py
 SENTENCE := if not <mask>(x, str): raise TypeError
 
 .PHONY: help quickstart test tpu-check clean

@@ -19,7 +19,7 @@ LENGTHS = (512, 2048, 8192)
 # FLASH of width 768: one head of key width 128 and value width 2 x 768.
 SIZES = {"h": 1, "s": 128, "e": 1536, "r": 128, "d": 768}
 MANY_HEADS = {"h": 12, "s": 64, "e": 64}  # the Transformer++ of that width
-OF_MANY_HEADS = ("rotary", "softmax")
+OF_MANY_HEADS = ("block", "decayed", "gated", "linear", "rotary", "softmax")
 SMALL = {"b": 2, "h": 2, "s": 8, "e": 16, "r": 8, "d": 12}
 PARITY = 2e-5  # relative root mean square: two results, each after some hundred float32 roundings of 6e-8
 COLUMNS = ("kernel", "pass", "n", "batch", "compile s", "median ms", "GFLOP/s", "parity")
@@ -159,12 +159,17 @@ def relative_error(got, want) -> float:
 
 
 def draw(spec, sizes) -> dict[str, np.ndarray]:
-    """Normal float32 arrays of the axes that a kernel declares, int32 positions; parameters are a tenth as large."""
+    """Float32 arrays of the axes that a kernel declares, int32 positions.
+
+    Numbers are normal, of parameters a tenth as large, or even over the range that the kernel says they have.
+    """
     rng = np.random.default_rng(0)
 
     def one(name, axes):
         if name == "positions":
             return np.broadcast_to(np.arange(sizes["n"], dtype="int32"), (sizes["b"], sizes["n"]))
+        if name in spec.ranges:
+            return rng.uniform(*spec.ranges[name], [sizes[axis] for axis in axes]).astype("float32")
         size = np.float32(1 if "n" in axes else 0.1)  # a large negative bias would silence all of relu²
         return size * np.asarray(rng.standard_normal([sizes[axis] for axis in axes], "float32"))
 

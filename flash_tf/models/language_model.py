@@ -87,7 +87,7 @@ class LanguageModel(keras.Model):
                 f"{name}: max_length belongs to position_embedding 'learned' and to no other, "
                 f"got {self.max_length} with {self.position_embedding!r}"
             )
-        if not (parts := len(_listed(self.mixer))) or self.depth % parts:
+        if not (parts := len(listed(self.mixer))) or self.depth % parts:
             raise ValueError(f"{name}: mixers of a list must divide the blocks, got {parts} for depth {self.depth}")
 
     def _make_layers(self):
@@ -188,8 +188,8 @@ class LanguageModel(keras.Model):
     @property
     def kinds(self) -> list[dict]:
         """The mixer of each block, first to last, as options."""
-        listed = _listed(self.mixer)
-        return [listed[i * len(listed) // self.depth] for i in range(self.depth)]
+        parts = listed(self.mixer)
+        return [parts[i * len(parts) // self.depth] for i in range(self.depth)]
 
     @property
     def mixers(self) -> list[keras.layers.Layer]:
@@ -242,10 +242,11 @@ class LanguageModel(keras.Model):
 
 def mixer_name(mixer: dict | list[dict]) -> str:
     """What a model's `mixer` is called: its type, or its types."""
-    return ", ".join(dict.fromkeys(kind["type"] for kind in _listed(mixer)))
+    return ", ".join(dict.fromkeys(kind["type"] for kind in listed(mixer)))
 
 
-def _listed(mixer):
+def listed(mixer: dict | list[dict]) -> list[dict]:
+    """A model's `mixer` as a list, of one entry where all blocks have the same."""
     return [mixer] if isinstance(mixer, Mapping) else list(mixer)
 
 

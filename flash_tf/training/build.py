@@ -13,6 +13,7 @@ from flash_tf.data.sources import SOURCES
 from flash_tf.data.token_cache import TokenCache
 from flash_tf.data.tokenizer import Tokenizer
 from flash_tf.models import MODELS
+from flash_tf.models.language_model import listed
 from flash_tf.training.run_directory import TOKENIZER
 
 WAIT = 600  # seconds that other workers give the chief to make a tokenizer
@@ -28,6 +29,11 @@ def with_masking(config: Config) -> Config:
     n, length = config.data.sequence_length, config.model.get("max_length")
     if length is not None and length < n:
         raise ValueError(f"model.max_length ({length}) must be at least data.sequence_length ({n})")
+    for mixer in listed(config.model["mixer"]):
+        if mixer.get("cosine_length") is not None and mixer["cosine_length"] < n:
+            raise ValueError(
+                f"a mixer's cosine_length ({mixer['cosine_length']}) must be at least data.sequence_length ({n})"
+            )
     masked = config.model["type"] == "masked_lm"
     if masked and config.masking is None:
         config = dataclasses.replace(config, masking=MaskingConfig())

@@ -14,6 +14,7 @@ from flash_tf.layers.linear_mixer import LinearMixer
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.mixers.diag_attention import DiagAttention
 from flash_tf.models import MODELS
+from flash_tf.models.language_model import listed
 from flash_tf.training import build
 from tests import oracles
 from tests.backends import to_numpy
@@ -47,10 +48,6 @@ def count(type, **options):
         model = MODELS.build({"type": type, "vocabulary_size": 32_000, **options})
         model.build()
     return sum(int(np.prod(v.shape)) for v in model.trainable_variables) / 1e6
-
-
-def listed(mixer):
-    return mixer if isinstance(mixer, list) else [mixer]
 
 
 def shrunk(name, sizes, *overrides):

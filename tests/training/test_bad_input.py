@@ -31,6 +31,14 @@ OPTIONS = {
         "model.mixer={type: self_attention, heads: 3}",
         r"heads must .*, got heads 3 and width 16",
     ),
+    "texts longer than cosFormer's constant": (
+        "model.mixer={type: linear_attention, heads: 2, features: relu, cosine_length: 8}",
+        r"cosine_length \(8\) must be at least data.sequence_length \(32\)",
+    ),
+    "mixers that do not share the blocks": (
+        "model.depth=2 model.mixer=[]",
+        r"mixers of a list must divide the blocks, got 0 for depth 2",
+    ),
     "a step that sequences do not fill": ("train.tokens_per_step=100", re.escape(LENGTHS)),
     "masking of a causal model": ("model.type=causal_lm masking.rate=0.2", r"masking belongs to masked_lm .*causal_lm"),
     "more pieces than the text has": ("model.vocabulary_size=9000", r"too small for 9000 pieces: \d+ are possible"),
