@@ -216,7 +216,7 @@ def test_learned_positions_refuse_a_longer_sequence(kind):
     ({"position_embedding": "rotary"}, "position_embedding must be 'scaled_sin', 'learned' or null, got 'rotary'"),
     ({"depth": 0}, "needs depth >= 1, got 0"),
     ({"vocabulary_size": 0}, "needs vocabulary_size >= 1, got 0"),
-    ({"norm": "batch_norm"}, "norm must be one of scale_norm, layer_norm, got 'batch_norm'"),
+    ({"norm": "batch_norm"}, "norm must be one of scale_norm, layer_norm, rms_norm, simple_rms_norm, got 'batch_norm'"),
     ({"dropout": 1.0}, "needs 0 <= dropout < 1, got 1.0"),
     ({"widht": 3}, "has no option 'widht'; did you mean 'width'?"),
     ({"mixer": {"type": "mixed_chunks"}}, "no mixer is called 'mixed_chunks'; did you mean 'mixed_chunk'?"),
