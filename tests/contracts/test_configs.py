@@ -209,7 +209,9 @@ def test_gamma_of_the_papers_start_is_found_dead_at_the_default_scale(name):
 @each_config
 def test_a_longer_sequence_is_one_override(name):
     before, _, short = described(name)
-    loaded, model, said = described(name, ["data.sequence_length=1024"])
+    # cosFormer's constant is a part of the function, and must be no less than the length.
+    constants = ["model.mixer.cosine_length=1024"] if "cosine_length" in listed(before.model["mixer"])[0] else []
+    loaded, model, said = described(name, ["data.sequence_length=1024", *constants])
     assert loaded.batch_size * 1024 == before.batch_size * before.data.sequence_length == before.train.tokens_per_step
     learned = loaded.model.get("position_embedding") == "learned"
     assert model.max_length == (1024 if learned else None)
