@@ -32,6 +32,15 @@ def scale_norm(x: Tensor, g: Tensor, *, epsilon: float = 1e-5) -> Tensor:
     return ops.cast(y, x.dtype)
 
 
+def simple_rms_norm(x: Tensor) -> Tensor:
+    """`x / (||x|| / sqrt(d))`, TransNormer's (arXiv:2210.10340): `scale_norm` with nothing learned, `[..., d]`.
+
+    The paper's 1e-8 stands outside the root, where the gradient of the zero vector is not a number; 1e-16 inside it is
+    the same for all others.
+    """
+    return scale_norm(x, 1.0, epsilon=1e-16)
+
+
 def scale_norm_reference(x, g, *, epsilon=1e-5):
     """The formula, with a division."""
     return g * x / ops.sqrt(ops.mean(x * x, axis=-1, keepdims=True) + epsilon)

@@ -1,15 +1,16 @@
-"""What mixers share whose state is one matrix a head, however long the text."""
+"""What mixers share whose state does not grow with the text: a matrix a head, or an open block."""
 
 import keras
 from keras import ops
 
-from flash_tf.layers.common import options
+from flash_tf.layers.common import options, parts_of, projection
+from flash_tf.layers.lrpe import LRPE
 from flash_tf.layers.positions import token_positions
 from flash_tf.layers.streaming import check_capacity, check_streams, next_positions
 
 
 class LinearMixer(keras.layers.Layer):
-    """A mixer around a kernel of linear attention: what it does but for the projections; see `flash_tf.layers.mixers`.
+    """A mixer around a kernel of attention in linear time: all but what is its own; see `flash_tf.layers.mixers`.
 
     A subclass has `heads`, `causal` and, once it is built, `width`; and it implements `spec`, `sizes`, `enter`, `leave`
     and `projection_flops`.
@@ -56,6 +57,21 @@ class LinearMixer(keras.layers.Layer):
         if self.width % (multiple * self.heads):
             parts = "" if multiple == 1 else f" into multiples of {multiple}"
             raise ValueError(f"{name}: heads must divide the width{parts}, got heads {self.heads}, width {self.width}")
+
+    def build_heads(self, x_shape, multiple: int) -> None:
+        """The projections of queries, keys and values in one, and of the output; and `turn`, where there is `lrpe`."""
+        self.check_heads(x_shape, multiple)
+        self.in_projection = projection(self, 3 * self.width, "in_projection")
+        self.out_projection = projection(self, self.width, "out_projection")
+        self.in_projection.build(x_shape)
+        self.out_projection.build(x_shape)
+        if self.lrpe:
+            self.turn = LRPE(name="lrpe", dtype=self.dtype_policy)
+            self.turn.build((*x_shape[:-1], self.heads, self.width // self.heads))
+
+    def heads_of(self, x) -> list:
+        """`[b, n, d]` -> q, k and v, `[b, n, h, s]`, by what `build_heads` built."""
+        return [self.split(part) for part in parts_of(self.in_projection, x, [self.width] * 3)]
 
     def split(self, x):
         """`[b, n, h s]` -> `[b, n, h, s]`."""

@@ -2,15 +2,14 @@
 
 import keras
 
-from kernels_xla.norms import scale_norm
+from kernels_xla.norms import simple_rms_norm
 
 
 @keras.saving.register_keras_serializable("flash_tf")
 class SimpleRMSNorm(keras.layers.Layer):
     """Rescales each vector to a root mean square of one: `y = x / (||x|| / sqrt(d))`.
 
-    Source: TransNormer (arXiv:2210.10340). Its 1e-8 stands outside the root, where the gradient of the zero vector is
-    not a number; here 1e-16 is inside, which is the same for all others.
+    Source: TransNormer (arXiv:2210.10340); see `kernels_xla.norms`.
 
     Args:
       **kwargs: Passed to `keras.layers.Layer`: `name`, `dtype`, `trainable`.
@@ -38,4 +37,4 @@ class SimpleRMSNorm(keras.layers.Layer):
         self.built = True
 
     def call(self, x):
-        return scale_norm(x, 1.0, epsilon=1e-16)
+        return simple_rms_norm(x)

@@ -3,12 +3,10 @@
 import keras
 from keras import ops
 
-from flash_tf.layers.common import parts_of, projection
 from flash_tf.layers.linear_mixer import LinearMixer
-from flash_tf.layers.lrpe import LRPE
 from flash_tf.layers.mixers import MIXERS
 from kernels_xla.block import SPEC
-from kernels_xla.norms import scale_norm
+from kernels_xla.norms import simple_rms_norm
 
 
 @MIXERS.register("diag_attention")
@@ -62,14 +60,7 @@ class DiagAttention(LinearMixer):
         self.supports_masking = True
 
     def build(self, x_shape):
-        self.check_heads(x_shape, multiple=2 if self.lrpe else 1)
-        self.in_projection = projection(self, 3 * self.width, "in_projection")
-        self.out_projection = projection(self, self.width, "out_projection")
-        self.in_projection.build(x_shape)
-        self.out_projection.build(x_shape)
-        if self.lrpe:
-            self.turn = LRPE(name="lrpe", dtype=self.dtype_policy)
-            self.turn.build((*x_shape[:-1], self.heads, self.width // self.heads))
+        self.build_heads(x_shape, multiple=2 if self.lrpe else 1)
         self.built = True
 
     @property
@@ -90,14 +81,13 @@ class DiagAttention(LinearMixer):
         return {"b": b, "n": n, "h": self.heads, "s": s, "e": s}
 
     def enter(self, x, positions):
-        q, k, v = (self.split(part) for part in parts_of(self.in_projection, x, [self.width] * 3))
+        q, k, v = self.heads_of(x)
         q, k = (self.turn(part, positions) for part in (q, k)) if self.lrpe else (q, k)
         return {"q": q, "k": k, "v": v}, []
 
     def leave(self, out, rest):
         out = ops.reshape(out, (*ops.shape(out)[:2], self.width))
-        # The paper's 1e-8 stands outside the root, where the gradient of a vector of zeros is not a number.
-        out = scale_norm(out, 1.0, epsilon=1e-16) if self.attention == "relu" else out
+        out = simple_rms_norm(out) if self.attention == "relu" else out
         return self.out_projection(out)
 
     def projection_flops(self):

@@ -5,12 +5,10 @@ import math
 import keras
 from keras import ops
 
-from flash_tf.layers.common import parts_of, projection
 from flash_tf.layers.linear_mixer import LinearMixer
-from flash_tf.layers.lrpe import LRPE
 from flash_tf.layers.mixers import MIXERS
 from kernels_xla.linear import SPEC
-from kernels_xla.norms import scale_norm
+from kernels_xla.norms import simple_rms_norm
 from kernels_xla.rotary import rotary
 
 FEATURES = {
@@ -101,14 +99,7 @@ class LinearAttention(LinearMixer):
             raise ValueError(f"LinearAttention needs cosine_length >= 1 or null, got {self.cosine_length}")
 
     def build(self, x_shape):
-        self.check_heads(x_shape, multiple=2 if self.rotary or self.lrpe else 1)
-        self.in_projection = projection(self, 3 * self.width, "in_projection")
-        self.out_projection = projection(self, self.width, "out_projection")
-        self.in_projection.build(x_shape)
-        self.out_projection.build(x_shape)
-        if self.lrpe:
-            self.turn = LRPE(name="lrpe", dtype=self.dtype_policy)
-            self.turn.build((*x_shape[:-1], self.heads, self.width // self.heads))
+        self.build_heads(x_shape, multiple=2 if self.rotary or self.lrpe else 1)
         self.built = True
 
     @property
@@ -130,7 +121,7 @@ class LinearAttention(LinearMixer):
         return super().call(x, padding_mask, segment_ids, positions, training)
 
     def enter(self, x, positions):
-        q, k, v = (self.split(part) for part in parts_of(self.in_projection, x, [self.width] * 3))
+        q, k, v = self.heads_of(x)
         q, k = (rotary(part, positions) for part in (q, k)) if self.rotary else (q, k)
         q, k = (FEATURES[self.features](part) for part in (q, k))
         q, k = (self.turn(part, positions) for part in (q, k)) if self.lrpe else (q, k)
@@ -147,8 +138,7 @@ class LinearAttention(LinearMixer):
     def leave(self, out, rest):
         out = ops.reshape(out, (*ops.shape(out)[:2], self.width))
         if self.normalizer == "rms":
-            # The papers' 1e-8 stands outside the root, where the gradient of a vector of zeros is not a number.
-            out = scale_norm(out, 1.0, epsilon=1e-16)
+            out = simple_rms_norm(out)
         return self.out_projection(out)
 
     def projection_flops(self):
