@@ -3,18 +3,15 @@
 import numpy as np
 
 from tests.numerics import FLOAT64, relative_error
-from tests.oracles import (
-    decayed,
-    gated,
-    linear,
-    mixed_chunk,
-    quadratic,
-    rotary,
-    rotate,
-    scale_norm,
-    scaled_sin,
-    softmax,
-)
+from tests.oracles.common import rotate, scaled_sin
+from tests.oracles.formulas.decayed import decayed
+from tests.oracles.formulas.gated import gated
+from tests.oracles.formulas.linear import linear
+from tests.oracles.formulas.mixed_chunk import mixed_chunk
+from tests.oracles.formulas.norms import scale_norm
+from tests.oracles.formulas.quadratic import quadratic
+from tests.oracles.formulas.rotary import rotary
+from tests.oracles.formulas.softmax import softmax
 
 
 def normal(*shape, seed=0):

@@ -10,15 +10,14 @@ import tensorflow as tf
 from flash_tf import config, describing
 from flash_tf.layers.feedforward import FEEDFORWARDS
 from flash_tf.layers.gated_attention_unit import GatedAttentionUnit
-from flash_tf.layers.linear_mixer import LinearMixer
 from flash_tf.layers.mixers import MIXERS
-from flash_tf.layers.mixers.diag_attention import DiagAttention
 from flash_tf.models import MODELS
 from flash_tf.models.language_model import listed
 from flash_tf.training import build
-from tests import oracles
 from tests.backends import to_numpy
+from tests.mixer_flops import forward_flops
 from tests.numerics import DEAD_GRADIENT, DEAD_ROW_SUM
+from tests.oracles import ORACLES
 
 each_config = pytest.mark.parametrize("name", config.names())
 PAPER = {  # millions of parameters of the rows of FLASH's tables, vocabulary 32,000 tied, with output bias
@@ -155,18 +154,18 @@ def row_sum(mixer, x):
     p = x @ kernel[:, 2 * e :] + bias[2 * e :]
     z = p / (1 + np.exp(-p))  # [1, n, s]
     weights = {w.name: to_numpy(w) for w in mixer.offset_scale.weights}
-    head = lambda name: oracles.rotary(  # noqa: E731
+    head = lambda name: ORACLES["rotary"](  # noqa: E731
         (z * weights[f"gamma_{name}"] + weights[f"beta_{name}"])[:, :, None], np.arange(z.shape[1])[None]
     )
     a, b = (to_numpy(w) for w in (mixer.bias.a, mixer.bias.b))
     ones, options = np.ones([*z.shape[:2], 1]), {"causal": mixer.causal, "scale": mixer.scale}
     if mixer.HEADS == ("q", "k"):
-        sums = oracles.quadratic(head("q"), head("k"), ones[..., None], a, b, divisor=mixer.divisor, **options)
+        sums = ORACLES["quadratic"](head("q"), head("k"), ones[..., None], a, b, divisor=mixer.divisor, **options)
     else:
         nothing = np.zeros([*z.shape[:2], s])  # silences the linear part
         quadratic = (head("quad_q")[:, :, 0], head("quad_k")[:, :, 0])
         chunk = {"chunk_size": mixer.chunk_size}
-        sums = oracles.mixed_chunk(*quadratic, nothing, nothing, ones, a, b, **chunk, **options)
+        sums = ORACLES["mixed_chunk"](*quadratic, nothing, nothing, ones, a, b, **chunk, **options)
     return float(sums.mean())
 
 
@@ -219,48 +218,18 @@ def test_a_longer_sequence_is_one_override(name):
     assert said["parameters"] - short["parameters"] == more
 
 
-def linear_attention_flops(mixer):
-    """Forward FLOPs per token: the projections, and a state of keys times values to add to and to read.
-
-    Or, of attention inside blocks, the pairs of one.
-    """
-    d, h = mixer.width, mixer.heads
-    if isinstance(mixer, DiagAttention):
-        return 8 * d * d + (0.5 if mixer.causal else 1) * 4 * mixer.chunk_size * d
-    weights, keys, values = {
-        "LinearAttention": (4 * d * d, d * (2 if getattr(mixer, "cosine_length", None) else 1), d),
-        "Retention": (8 * d * d, d, 2 * d),
-        "GatedLinearAttention": (4 * d * d + 16 * (d + d / 2), d / 2, d),
-    }[type(mixer).__name__]
-    return 2 * weights + 4 * keys * values / h
-
-
-def attention_flops(mixer, n):
-    """Forward FLOPs per token, by the formulas: projections, then pairs of tokens, half of them if causal."""
-    d, half = mixer.width, 0.5 if mixer.causal else 1
-    if isinstance(mixer, LinearMixer):
-        return linear_attention_flops(mixer)
-    if not isinstance(mixer, GatedAttentionUnit):
-        return 2 * 4 * d * d + half * 4 * n * d
-    e, s = mixer.expansion * d, mixer.key_dim
-    projections = 2 * (d * (2 * e + s) + e * d)
-    if mixer.HEADS == ("q", "k"):
-        return projections + half * 2 * n * (s + e)
-    return projections + half * 2 * mixer.chunk_size * (s + e) + 4 * s * e
-
-
 @each_config
 def test_flops_are_those_of_the_formulas(name):
     loaded, model, said = described(name)
     n, d = loaded.data.sequence_length, model.width
     for mixer in model.mixers:
-        assert mixer.flops(n) == n * attention_flops(mixer, n)
+        assert mixer.flops(n) == n * forward_flops(mixer, n)
     hidden = {"mlp": 2 * 4 * d, "glu": 3 * round(8 * d / 3)}
     if model.feedforward and "hidden" in model.feedforward:
         hidden["glu"] = 3 * model.feedforward["hidden"]
     feedforward = 2 * d * hidden[model.feedforward["type"]] if model.feedforward else 0
     head = 2 * d * model.vocabulary_size * build.predicted(loaded) / n
-    total = sum(attention_flops(mixer, n) for mixer in model.mixers) + model.depth * feedforward + head
+    total = sum(forward_flops(mixer, n) for mixer in model.mixers) + model.depth * feedforward + head
     assert said["forward_flops_per_token"] == round(total)
 
 

@@ -20,9 +20,10 @@ from flash_tf.layers import (
 from flash_tf.layers.feedforward import FEEDFORWARDS
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import token_positions
-from tests import oracles
 from tests.backends import to_numpy
 from tests.numerics import BFLOAT16, FLOAT32, relative_error
+from tests.oracles import ORACLES
+from tests.oracles.common import scaled_sin
 
 B, N, D = 2, 37, 32
 OPTIONS = {  # of every layer that is in no registry, none at its default
@@ -70,7 +71,7 @@ def test_every_option_is_in_the_config_and_survives_a_round_trip(cls):
 def test_scale_norm_is_its_formula(epsilon):
     layer, weights = assigned(ScaleNorm(epsilon=epsilon), (B, N, D))
     x = 0.1 * normal(B, N, D)
-    assert relative_error(to_numpy(layer(x)), oracles.scale_norm(x, weights["g"], epsilon=epsilon)) < FLOAT32
+    assert relative_error(to_numpy(layer(x)), ORACLES["norms"](x, weights["g"], epsilon=epsilon)) < FLOAT32
 
 
 def test_lrpe_is_its_formula_and_knows_distances_alone():
@@ -102,7 +103,7 @@ def test_scaled_sin_is_its_formula_and_starts_at_one_over_the_root_of_the_width(
     layer = ScaledSinusoidalEmbedding(D)
     got = to_numpy(layer(positions))
     for row in range(2):
-        assert relative_error(got[row], oracles.scaled_sin(positions[row], D, D**-0.5)) < FLOAT32
+        assert relative_error(got[row], scaled_sin(positions[row], D, D**-0.5)) < FLOAT32
     layer.a.assign(3.0)
     assert relative_error(to_numpy(layer(positions)), 3 * D**0.5 * got) < FLOAT32
 
@@ -110,14 +111,14 @@ def test_scaled_sin_is_its_formula_and_starts_at_one_over_the_root_of_the_width(
 def test_far_positions_cost_bfloat16_scaled_sin_only_the_rounding_of_the_result():
     positions = np.arange(100_000, 100_050, dtype="int32")  # bfloat16 itself counts up to 256
     got = to_numpy(ScaledSinusoidalEmbedding(D, dtype="bfloat16")(positions))
-    assert relative_error(got, oracles.scaled_sin(positions, D, float(ops.cast(D**-0.5, "bfloat16")))) < BFLOAT16
+    assert relative_error(got, scaled_sin(positions, D, float(ops.cast(D**-0.5, "bfloat16")))) < BFLOAT16
 
 
 @pytest.mark.parametrize("base", [10_000.0, 100.0])
 def test_rotary_embedding_is_its_formula_and_counts_from_zero(base):
     x, positions = normal(B, N, 2, 6), np.arange(N)[None] + np.array([[3], [50]])
     layer = RotaryEmbedding(base=base)
-    assert relative_error(to_numpy(layer(x, positions)), oracles.rotary(x, positions, base=base)) < FLOAT32
+    assert relative_error(to_numpy(layer(x, positions)), ORACLES["rotary"](x, positions, base=base)) < FLOAT32
     assert np.array_equal(to_numpy(layer(x)), to_numpy(layer(x, np.arange(N)[None])))
 
 
