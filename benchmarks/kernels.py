@@ -2,25 +2,47 @@
 
     python -m benchmarks.kernels --json benchmarks/results/kernels.json
     KERAS_BACKEND=jax python -m benchmarks.kernels --kernel mixed_chunk --tokens 4096
+    python -m benchmarks.kernels --kernel linear --vary form chunks cumsum matmul
 
 Kernels are found as the contract tests find them. A kernel that differs from its reference is not timed: a wrong
 result has no speed.
 """
 
 import argparse
+import dataclasses
 import functools
+import inspect
 import time
 
 import numpy as np
+import yaml
 
 from benchmarks import device
 
 LENGTHS = (512, 2048, 8192)
 # FLASH of width 768: one head of key width 128 and value width 2 x 768.
-SIZES = {"h": 1, "s": 128, "e": 1536, "r": 128, "d": 768}
+SIZES = {"h": 1, "s": 128, "e": 1536, "r": 128, "d": 768, "w": 4}
 MANY_HEADS = {"h": 12, "s": 64, "e": 64}  # the Transformer++ of that width
-OF_MANY_HEADS = ("block", "decayed", "gated", "linear", "rotary", "softmax")
-SMALL = {"b": 2, "h": 2, "s": 8, "e": 16, "r": 8, "d": 12}
+OF_MANY_HEADS = (
+    "block",
+    "combiner_axial",
+    "combiner_fixed",
+    "decayed",
+    "gated",
+    "gaussian",
+    "gaussian_landmarks",
+    "hashed",
+    "linear",
+    "long_short",
+    "mixed_heads",
+    "nystrom",
+    "projected",
+    "rotary",
+    "softmax",
+    "sparse_blocks",
+    "sparse_queries",
+)
+SMALL = {"b": 2, "h": 2, "s": 8, "e": 16, "r": 8, "d": 12, "m": 40, "w": 4}
 PARITY = 2e-5  # relative root mean square: two results, each after some hundred float32 roundings of 6e-8
 COLUMNS = ("kernel", "pass", "n", "batch", "compile s", "median ms", "GFLOP/s", "parity")
 WIDTHS = (14, 20, 8, 7, 11, 12, 10, 10)
@@ -54,11 +76,23 @@ def _run(args):
     backend = "JAX" if backends.on_jax() else "TensorFlow"
     print(f"kernels in {args.dtype} on {backends.device_name()} through {backend}, {args.tokens:,} tokens")
     print(device.table_line(COLUMNS, WIDTHS), flush=True)
-    for spec in (specs[name] for name in args.kernel or specs):
+    for spec in (one for name in args.kernel or specs for one in varied(specs[name], args.vary)):
+        if args.vary is not None:
+            print(f"{args.vary[0]} {spec.timed[args.vary[0]]}:", flush=True)
         for row in measure(spec, args):
             results.add(row)
             print(_line(row), flush=True)
     return int(any(row["parity_error"] > PARITY for row in results.rows))
+
+
+def varied(spec, vary) -> list:
+    """The kernel once for each value of an option, `[name, value, ...]` as written, or as it is where that is None."""
+    if vary is None:
+        return [spec]
+    name, *values = vary
+    if name not in inspect.signature(spec.fast).parameters or name in spec.inputs or not values:
+        raise ValueError(f"--vary needs an option of the kernel {spec.name} and its values, got {' '.join(vary)}")
+    return [dataclasses.replace(spec, timed={**spec.timed, name: yaml.safe_load(value)}) for value in values]
 
 
 def measure(spec, args):
@@ -73,7 +107,7 @@ def measure(spec, args):
     row |= {"dtype": args.dtype, "case": dict(spec.timed)}
     for n in args.lengths:
         sizes = {**SIZES, **(MANY_HEADS if spec.name in OF_MANY_HEADS else {})}
-        sizes |= {"b": device.batch_size(n, args.tokens), "n": n}
+        sizes |= {"b": device.batch_size(n, args.tokens), "n": n, "m": n}
         inputs = {name: backends.tensor(x, args.dtype) for name, x in draw(spec, sizes).items()}
         for backward in (False, True):
             sized = {**row, "sizes": sizes, "n": n, "batch": sizes["b"]}
@@ -132,7 +166,7 @@ def _difference(spec, case, compile_it):
     from benchmarks import backends
 
     sizes = {**SMALL, "n": 2 * case.get("chunk_size", 16) + 5}
-    inputs = {name: backends.tensor(x) for name, x in draw(spec, sizes).items()}
+    inputs = {name: backends.tensor(x) for name, x in draw(spec.of(case), sizes).items()}
     shape = tuple(spec.reference(**inputs, **case).shape)
     cotangent = backends.tensor(np.random.default_rng(1).standard_normal(shape, "float32"))
     got = _value_and_gradients(spec.fast, case, inputs, cotangent, compile_it)
@@ -196,6 +230,8 @@ def _line(row):
 def _parser():
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels", description=__doc__.splitlines()[0])
     parser.add_argument("--kernel", nargs="+", metavar="NAME", help="all by default")
+    vary = "an option of the kernels and values for it, each of which is timed: form chunks cumsum matmul"
+    parser.add_argument("--vary", nargs="+", metavar=("NAME", "VALUE"), help=vary)
     device.takes_sizes(parser, LENGTHS)
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of what is timed")
     parser.add_argument("--repeats", type=int, default=10, help="of each timing (default 10)")

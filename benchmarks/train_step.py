@@ -9,10 +9,8 @@ The first builds the models of the paper's configs and runs the step in TensorFl
 
 import argparse
 import gc
-import itertools
 import math
 import os
-import time
 from collections.abc import Iterator
 
 from benchmarks import device
@@ -20,7 +18,6 @@ from benchmarks import device
 CONFIGS = {"lm": "lm_wiki40b", "mlm": "mlm_c4"}
 OF_TENSORFLOW, OF_EXPORTED = ("models", "task", "lengths", "tokens", "set"), ("xla_option",)  # options of one way alone
 MODELS = ("flash", "flash_quad", "transformer_plus_plus")
-WARM_UP = 2  # steps after the one that compiles
 COLUMNS = ("model", "task", "n", "batch", "compile s", "median ms", "ktok/s", "TFLOP/s", "MFU", "peak GiB")
 WIDTHS = (22, 6, 8, 7, 11, 11, 9, 9, 8, 10)
 
@@ -118,7 +115,7 @@ def _tensorflow_row(name, config, ids, args):
     import tensorflow as tf
 
     from benchmarks import backends
-    from flash_tf.compiling import programs
+    from flash_tf.compiling import programs, timing
     from flash_tf.training import build
 
     row = {"model": name.split("/")[1], "framework": "TensorFlow", "runner": "TensorFlow", "task": args.task}
@@ -126,7 +123,8 @@ def _tensorflow_row(name, config, ids, args):
     row |= {"tokens": config.train.tokens_per_step, "predicted": build.predicted(config)}
     try:
         experiment = programs.Experiment(config, ids)
-        compile_s, milliseconds, loss = _tensorflow_steps(experiment, args.steps)
+        timed = timing.time_steps(experiment, args.steps)
+        compile_s, milliseconds, loss = timed.compile_s, timed.milliseconds, timed.loss
     except tf.errors.ResourceExhaustedError:
         return {**row, "error": "out of memory"}
     if not math.isfinite(loss):
@@ -135,35 +133,6 @@ def _tensorflow_row(name, config, ids, args):
     known = backends.device_name() if config.train.precision == "mixed_bfloat16" else ""  # the peaks are of bfloat16
     found = device.timing(milliseconds, tokens=row["tokens"], flops=flops, device=known)
     return {**row, **found, "compile_s": compile_s, "peak_bytes": _tensorflow_peak(), "last_loss": loss}
-
-
-def _tensorflow_steps(experiment, steps):
-    """Seconds of the step that compiles, milliseconds of each timed one, the last loss."""
-    import tensorflow as tf
-
-    from flash_tf.compiling import values
-    from flash_tf.training.step import COLUMNS as RECORD
-
-    config = experiment.config
-    shapes = {
-        argument.name: argument.shape for argument in experiment.batch(config.batch_size, config.data.sequence_length)
-    }
-    made_up = values.made_up(shapes, config.model["vocabulary_size"], config.train.seed)
-    batch = {name: tf.constant(x) for name, x in made_up.items()}
-    step = tf.function(experiment.train_step, jit_compile=config.train.jit_compile is not False, autograph=False)
-    rate = tf.constant(config.optimizer.learning_rate, tf.float32)
-
-    start = time.perf_counter()
-    record = step(batch, tf.constant(0, tf.int64), rate).numpy()
-    compile_s, ends, before = time.perf_counter() - start, [time.perf_counter()], None
-    for done in range(1, WARM_UP + steps + 2):
-        running = step(batch, tf.constant(done, tf.int64), rate)
-        if before is not None:
-            record = before.numpy()  # of the step before, while this one is at work, as in training
-            ends.append(time.perf_counter())
-        before = running
-    milliseconds = [1e3 * (b - a) for a, b in itertools.pairwise(ends)]
-    return compile_s, milliseconds[WARM_UP:], float(record[RECORD.index("loss")])
 
 
 def _tensorflow_peak():

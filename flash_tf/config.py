@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 
+from flash_tf import mappings
 from flash_tf.registry import check_options, hint
 
 FOLDER = Path(__file__).parent / "configs"
@@ -159,6 +160,7 @@ class Config:
     evaluation: EvaluationConfig = EvaluationConfig()
     strategy: StrategyConfig = StrategyConfig()
     profile: ProfileConfig | None = None  # null: none
+    paper: str | None = None  # where the system is from, for `flash-tf list`
 
     def __post_init__(self):
         n, tokens = self.data.sequence_length, self.train.tokens_per_step
@@ -190,6 +192,8 @@ def names() -> list[str]:
 def load(name: str, overrides: Iterable[str] = ()) -> Config:
     """Reads a config.
 
+    A file with `base: NAME` says how it differs from that config, option by option; see `flash_tf.mappings.merge`.
+
     Args:
       name: Path of a YAML file, or the name of one that the package brings.
       overrides: `key.of.option=value` each, the value as YAML.
@@ -197,38 +201,35 @@ def load(name: str, overrides: Iterable[str] = ()) -> Config:
     Raises:
       ValueError: Names the file, the option, what was needed and what came.
     """
-    path = Path(name)
-    if not path.is_file():
-        path = FOLDER / f"{name}.yaml"
-    if not path.is_file():
-        raise ValueError(f"no config file {name!r}, and none of that name in the package{hint(name, names())}")
+    path, values = _read(name)
+    for override in overrides:
+        mappings.set_option(values, override)
+    return from_mapping(Config, values, where=str(path))
+
+
+def _read(name, before=()):
+    """Path and values of a config file, with those of its base where it says none."""
+    path = _path(name)
+    if path in before:
+        raise ValueError(f"{path}: base leads back to it")
     try:
         values = yaml.safe_load(path.read_text("utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
         raise ValueError(f"{path}: a config is a mapping with model, data, …; got {type(values).__name__}")
-    for override in overrides:
-        _set(values, override)
-    return from_mapping(Config, values, where=str(path))
+    if "base" not in values:
+        return path, values
+    if not isinstance(base := values.pop("base"), str):
+        raise ValueError(f"{path}: base must be the name of a config, got {base!r}")
+    return path, mappings.merge(_read(base, (*before, path))[1], values)
 
 
-def _set(values, override):
-    """Applies `key.of.option=value`."""
-    key, equals, text = override.partition("=")
-    if not equals:
-        raise ValueError(f"--set needs key=value, got {override!r}")
-    *parents, last = key.strip().split(".")
-    for parent in parents:
-        if values.get(parent) is None:
-            values[parent] = {}
-        values = values[parent]
-        if not isinstance(values, dict):
-            raise ValueError(f"--set {override}: {parent} is not a mapping")
-    try:
-        values[last] = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(f"--set {override}: the value is not YAML") from error
+def _path(name):
+    for path in (Path(name), FOLDER / f"{name}.yaml"):
+        if path.is_file():
+            return path
+    raise ValueError(f"no config file {name!r}, and none of that name in the package{hint(name, names())}")
 
 
 def from_mapping(cls: type, values: Any, *, where: str) -> Any:
@@ -285,15 +286,3 @@ def _plain(items):
 def dump(config: Config) -> str:
     """The resolved config as YAML text."""
     return yaml.safe_dump(to_mapping(config), sort_keys=False)
-
-
-def differences(a: Mapping, b: Mapping, prefix: str = "") -> list[tuple[str, Any, Any]]:
-    """Keys, dotted, at which two mappings differ, with both values."""
-    found = []
-    for key in sorted({*a, *b}):
-        one, two = a.get(key), b.get(key)
-        if isinstance(one, Mapping) and isinstance(two, Mapping):
-            found += differences(one, two, f"{prefix}{key}.")
-        elif one != two:
-            found.append((f"{prefix}{key}", one, two))
-    return found

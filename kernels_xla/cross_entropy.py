@@ -14,14 +14,14 @@ BLOCK = 2**14  # tokens; 1 GB of bfloat16 logits at 32,000 pieces
 
 
 def cross_entropy(
-    x: Tensor, table: Tensor, bias: Tensor, labels: Tensor, weights: Tensor, *, block: int = BLOCK
+    x: Tensor, table: Tensor, bias: Tensor | None, labels: Tensor, weights: Tensor, *, block: int = BLOCK
 ) -> Tensor:
     """Sum over tokens t of weights[t] (log sum_j exp(l[t, j]) - l[t, labels[t]]), with logits l = x table^T + bias.
 
     Args:
       x: Activations, `[t, d]`.
       table: Embeddings, `[V, d]`.
-      bias: `[V]`.
+      bias: `[V]`, or None.
       labels: int32 `[t]`, below V.
       weights: `[t]`, float32; 0 leaves a token out. They get no gradient.
       block: Tokens whose logits exist at the same time.
@@ -38,6 +38,7 @@ def cross_entropy(
     """
     wide = sum_dtype(x)
     weights = ops.cast(weights, wide)
+    bias = ops.zeros(table.shape[0]) if bias is None else bias
     in_blocks = ops.custom_gradient(lambda *inputs: _in_blocks(*inputs, block))
     # JAX takes labels as an argument alone, and only real numbers as arguments: exact below 2^24.
     labels = ops.cast(labels, "float32")

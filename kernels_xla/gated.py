@@ -1,7 +1,7 @@
-"""Linear attention with one decay a key channel and token: gated linear attention.
+"""Linear attention with one decay a channel and token: gated linear attention.
 
 Source: Yang et al., "Gated Linear Attention Transformers with Hardware-Efficient Training", arXiv:2312.06635,
-section 3. Of its gates those of the keys; the first version's gates of the values are not here.
+section 3; the gates of values are those of its first version.
 """
 
 import math
@@ -19,20 +19,24 @@ def gated_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    log_decay: Tensor,
+    log_decay: Tensor | None = None,
+    value_log_decay: Tensor | None = None,
     *,
     chunk_size: int = 64,
     causal: bool = True,
     padding_mask: Tensor | None = None,
     segment_ids: Tensor | None = None,
 ) -> Tensor:
-    """out[i] = sum over j <= i of (q[i] . (exp(sum over j < l <= i of log_decay[l]) * k[j])) v[j], for each head.
+    """out[i] = sum over j <= i of (q[i] . (alpha[i, j] * k[j])) (beta[i, j] * v[j]), for each head.
+
+    alpha[i, j] is exp(sum over j < l <= i of log_decay[l]), and beta[i, j] the same of value_log_decay.
 
     Args:
       q: Queries, `[b, n, h, s]`.
       k: Keys, `[b, n, h, s]`.
       v: Values, `[b, n, h, e]`.
-      log_decay: `[b, n, h, s]`, never positive, however small. Give it in float32.
+      log_decay: `[b, n, h, s]`, never positive, however small. Give it in float32. None for no decay.
+      value_log_decay: `[b, n, h, e]`, as `log_decay`.
       chunk_size: c, tokens that are taken in pairs. It changes the speed alone: any value gives the same function.
         Multiples of 16 are the fastest.
       causal: True, being so by definition.
@@ -48,6 +52,7 @@ def gated_attention(
     Cost:
       O(n h (c (s + e) + s e)) multiply-adds, and O(n h 16 s) exponentials and products that are not matrix products;
       O(n h (c s / 16 + e) + (n / c) h s e) memory: linear in n. The states between chunks take log2(n / c) passes.
+      Decays of values cost what those of keys do, with e for s; and the decays of states are then as large as states.
 
     Precision:
       Decays, states and the weights of near tokens are float32; products are in the dtype of the inputs and accumulate
@@ -55,7 +60,21 @@ def gated_attention(
     """
     recurrence.check_causal("gated attention", causal)
     masks = {"padding_mask": padding_mask, "segment_ids": segment_ids}
-    return recurrence.by_chunks(q, k, v, log_decay, _weights, chunk_size=chunk_size, **masks)[0]
+    decays = _decays(k, log_decay, value_log_decay)
+    return recurrence.by_chunks(q, k, v, **decays, chunk_size=chunk_size, **masks)[0]
+
+
+def _decays(k, log_decay, value_log_decay):
+    """What `recurrence` takes of decays, of which either may be None."""
+    of_values = {"value_log_decay": value_log_decay, "mix": _mixed}
+    if log_decay is not None:
+        return {"log_decay": log_decay, "weigh": _weights, **of_values}
+    return {"log_decay": ops.zeros_like(k[..., :1]), "weigh": _products, **of_values}
+
+
+def _products(q, k, log_decay, seen):
+    """As `_weights`, where nothing decays."""
+    return keep(ops.einsum("bgihs,bgjhs->bghij", q, k), seen)
 
 
 def _weights(q, k, log_decay, seen):
@@ -111,24 +130,91 @@ def _before(q, k, since):
     return ops.sum(q[:, :, None] * k[:, None] * decays(), axis=-1), gradient
 
 
-def gated_attention_reference(q, k, v, log_decay, *, chunk_size=None, causal=True, padding_mask=None, segment_ids=None):
-    """The sum over dense decays `[b, i, j, h, s]`."""
+def _mixed(weights, v, log_decay):
+    """The sums inside a chunk, in m sub-chunks of u: weights `[b, g, h, i, j]`, all else `[b, g, c, h, e]`.
+
+    Decays of values are cut as those of keys, see `_weights`: the first token of a query's sub-chunk is between it and
+    those of earlier ones.
+    """
+    b, g, c, h, e = ops.shape(v)[0], ops.shape(v)[1], *v.shape[2:]
+    u, dtype = math.gcd(c, SUBCHUNK), v.dtype
+    m = c // u
+    v, log_decay = (
+        ops.reshape(ops.cast(ops.transpose(x, (0, 1, 3, 2, 4)), log_decay.dtype), (-1, c, e)) for x in (v, log_decay)
+    )
+    weights = ops.reshape(weights, (-1, m, u, c))
+    block = ops.cast(ops.eye(m)[:, None, :, None], dtype)
+    own = ops.cast(ops.sum(ops.reshape(weights, (-1, m, u, m, u)) * block, axis=3), log_decay.dtype)  # [x, m, i, j]
+    cut = lambda x: ops.reshape(x, (-1, m, u, e))  # noqa: E731
+    out = cut(_near_values(ops.reshape(own, (-1, u, u)), *(ops.reshape(x, (-1, u, e)) for x in (v, log_decay))))
+    if m > 1:
+        since = ops.cumsum(log_decay, axis=1)  # [x, c, e]
+        first = cut(since)[:, :, :1]  # [x, m, 1, e]
+        earlier = ops.arange(c, dtype="int32")[None, :] < u * ops.arange(m, dtype="int32")[:, None]  # [m, j]
+        until = ops.where(earlier[:, :, None], first - since[:, None], -math.inf)  # [x, m, c, e]
+        far = ops.einsum("xmij,xmje->xmie", weights, ops.cast(v[:, None] * ops.exp(until), dtype))
+        out = out + ops.cast(far, log_decay.dtype) * ops.exp(cut(since) - first)
+    return ops.transpose(ops.reshape(ops.cast(out, dtype), (b, g, h, c, e)), (0, 1, 3, 2, 4))
+
+
+def _near_values(weights, v, log_decay):
+    """The sums inside a sub-chunk, element by element: weights `[x, i, j]`, the others and the result `[x, u, e]`."""
+    own = ops.sum(weights * ops.eye(v.shape[1], dtype=v.dtype), axis=-1)[..., None] * v  # as in `_near`
+    return ops.custom_gradient(_of_earlier)(weights, v, ops.cumsum(log_decay, axis=1)) + own
+
+
+def _of_earlier(weights, v, since):
+    """Of the tokens j < i, and its gradient by hand, as `_before`."""
+    at = ops.arange(v.shape[1], dtype="int32")
+    earlier = (at[None, :] < at[:, None])[:, :, None]  # [i, j, 1]
+    decays = lambda: ops.exp(ops.where(earlier, since[:, :, None] - since[:, None], -math.inf))  # noqa: E731
+    out = ops.sum(weights[..., None] * decays() * v[:, None], axis=2)
+
+    def gradient(*arguments, upstream=None):  # Keras passes it by name on JAX, TensorFlow by place
+        dout = arguments[0] if upstream is None else upstream
+        left = decays() * dout[:, :, None]  # [x, i, j, e]
+        dv = ops.sum(weights[..., None] * left, axis=1)
+        return ops.sum(left * v[:, None], axis=-1), dv, dout * out - v * dv
+
+    return out, gradient
+
+
+def gated_attention_reference(
+    q,
+    k,
+    v,
+    log_decay=None,
+    value_log_decay=None,
+    *,
+    chunk_size=None,
+    causal=True,
+    padding_mask=None,
+    segment_ids=None,
+):
+    """The sum over dense decays `[b, i, j, h, s]` and `[b, i, j, h, e]`."""
     del chunk_size, causal  # any chunk gives the same function, and it knows no other order
     ids = documents(padding_mask, segment_ids)
     ids = ops.ones(v.shape[:2], "int32") if ids is None else ids
     seen = (ids[:, :, None] == ids[:, None, :]) & (ids[:, None, :] > 0)
     seen = seen & ops.tril(ops.ones((v.shape[1], v.shape[1]), "bool"))  # [b, i, j]
-    log = ops.cast(log_decay, sum_dtype(v)) * ops.cast(ids > 0, sum_dtype(v))[..., None, None]
-    until = ops.cumsum(log, axis=1)
-    decay = ops.exp(ops.where(seen[..., None, None], until[:, :, None] - until[:, None], -math.inf))
-    weights = ops.sum(q[:, :, None] * k[:, None] * ops.cast(decay, v.dtype), axis=-1)  # [b, i, j, h]
-    return ops.einsum("bijh,bjhe->bihe", weights, v)
+
+    def decays(log):
+        until = ops.cumsum(ops.cast(log, sum_dtype(v)) * ops.cast(ids > 0, sum_dtype(v))[..., None, None], axis=1)
+        decay = ops.exp(ops.where(seen[..., None, None], until[:, :, None] - until[:, None], -math.inf))
+        return ops.cast(decay, v.dtype)
+
+    alpha = decays(ops.zeros_like(k) if log_decay is None else log_decay)
+    weights = ops.sum(q[:, :, None] * k[:, None] * alpha, axis=-1)  # [b, i, j, h]
+    if value_log_decay is None:
+        return ops.einsum("bijh,bjhe->bihe", weights, v)
+    return ops.sum(weights[..., None] * decays(value_log_decay) * v[:, None], axis=2)
 
 
-def extend(state, q, k, v, log_decay, *, valid=None, chunk_size=64, causal=True):
+def extend(state, q, k, v, log_decay=None, value_log_decay=None, *, valid=None, chunk_size=64, causal=True):
     """The next k tokens of each row: one token costs O(h s e), more take the chunk-parallel form."""
     recurrence.check_causal("gated attention", causal)
-    return recurrence.extend(state, q, k, v, log_decay, _weights, chunk_size=chunk_size, valid=valid)
+    decays = _decays(k, log_decay, value_log_decay)
+    return recurrence.extend(state, q, k, v, **decays, chunk_size=chunk_size, valid=valid)
 
 
 SPEC = KernelSpec(
@@ -136,10 +222,10 @@ SPEC = KernelSpec(
     fast=gated_attention,
     reference=gated_attention_reference,
     stream=Stream(initial_state=recurrence.initial_state, extend=extend, supports=lambda case: True),
-    inputs={"q": "bnhs", "k": "bnhs", "v": "bnhe", "log_decay": "bnhs"},
+    inputs={"q": "bnhs", "k": "bnhs", "v": "bnhe", "log_decay": "bnhs", "value_log_decay": "bnhe"},
     cases=({"chunk_size": 4, "causal": True}, {"chunk_size": 32, "causal": True}),
     timed={"causal": True},
     flops=recurrence.flops,
     state_bytes=recurrence.state_bytes,
-    ranges={"log_decay": (-1.0, 0.0)},
+    ranges={"log_decay": (-1.0, 0.0), "value_log_decay": (-1.0, 0.0)},
 )

@@ -4,9 +4,12 @@ Source: Katharopoulos et al., "Transformers are RNNs", arXiv:2006.16236; in thre
 Transformers Are Faster After All". Features are the caller's.
 """
 
+import math
+from typing import Literal
+
 from keras import ops
 
-from kernels_xla import recurrence
+from kernels_xla import accumulate, recurrence
 from kernels_xla.accumulate import sum_dtype
 from kernels_xla.chunking import edges, fold, sum_of_earlier, sum_of_later, unfold
 from kernels_xla.masks import documents, keep, pairs
@@ -24,6 +27,7 @@ def linear_attention(
     chunk_size: int = 128,
     causal: bool = False,
     normalized: bool = False,
+    form: Literal["chunks", "cumsum", "matmul"] = "chunks",
     padding_mask: Tensor | None = None,
     segment_ids: Tensor | None = None,
 ) -> Tensor:
@@ -33,10 +37,14 @@ def linear_attention(
       q: Features of the queries, `[b, n, h, s]`; not negative if normalized, or the denominator may cross zero.
       k: Features of the keys, `[b, n, h, s]`, as q.
       v: Values, `[b, n, h, e]`.
-      chunk_size: c, tokens that are taken in pairs. It changes the speed alone: any value gives the same function.
+      chunk_size: c, tokens that are taken in pairs by "chunks". It changes the speed alone: any value gives the same
+        function.
       causal: Whether position i sees only positions j <= i.
       normalized: Whether weights are divided by their sum, which is clamped from below to 1e-6: a token that sees only
         features that are zero where its own are not gets zero.
+      form: How it is summed: by "chunks"; or as in FLASH's Table 11, with a state for each token, to be compared with:
+        "cumsum" by a cumulative sum over all tokens ("Performer" there), "matmul" by the product of the matrix of who
+        sees whom with k v^T of all tokens ("Performer-Matmul"). It changes speed and memory alone.
       padding_mask: `[b, n]`, True at real tokens.
       segment_ids: `[b, n]`, 0 at padding; a token sees its own document only.
 
@@ -44,15 +52,19 @@ def linear_attention(
       `[b, n, h, e]`, in the dtype of `v`; 0 at padding.
 
     Cost:
-      O(n h (c (s + e) + s e)) multiply-adds, O(n h (c + e) + (n / c) h s e) memory: linear in n.
+      O(n h (c (s + e) + s e)) multiply-adds, O(n h (c + e) + (n / c) h s e) memory: linear in n. Of the other forms
+      O(n h s e) memory, and "matmul" takes O(n^2 h s e) multiply-adds.
 
     Precision:
       Products are in the dtype of the inputs and accumulate in float32, sums over chunks too; denominators are float32.
+      "cumsum" adds in float32, and takes what a document has from the sum of all before it.
     """
     n, ids = ops.shape(v)[1], documents(padding_mask, segment_ids)
     real = None if ids is None else ids > 0
     k, v = (x if real is None else keep(x, of_heads(real)) for x in (k, v))
-    if causal or segment_ids is not None:
+    if form != "chunks":
+        out, total = _by_tokens(q, k, v, ids, causal, normalized, form)
+    elif causal or segment_ids is not None:
         c = fitting(chunk_size, v.shape[1])
         packed = None if segment_ids is None else fold(ids, c)
         parts = _by_chunks(*(fold(x, c) for x in (q, k, v)), packed, causal, normalized)
@@ -102,6 +114,26 @@ def _by_chunks(q, k, v, ids, causal, normalized, start=None):
     return out, total
 
 
+def across_chunks(q: Tensor, k: Tensor, v: Tensor, ids: Tensor | None, causal: bool) -> Tensor:
+    """The sum over the tokens of other chunks alone: before the own if `causal`, and otherwise also after it.
+
+    Args:
+      q: `[b, g, c, h, s]`.
+      k: `[b, g, c, h, s]`, zero at padding.
+      v: `[b, g, c, h, e]`.
+      ids: Documents, int32 `[b, g, c]`, 0 at padding; None for one a row, which must be causal.
+      causal: See above.
+
+    Returns:
+      `[b, g, c, h, e]`.
+    """
+    out = 0
+    for reads, is_read, over in _other_chunks(ids, causal):
+        sums = over(ops.einsum("bgjhs,bgjhe->bghse", keep(k, is_read), v))
+        out = out + ops.einsum("bgihs,bghse->bgihe", keep(q, reads), sums)
+    return out
+
+
 def _other_chunks(ids, causal):
     """Which tokens of a chunk read other chunks, which are read by them, and the sum over those: one or two triples.
 
@@ -116,8 +148,43 @@ def _other_chunks(ids, causal):
     return [before] if causal else [before, (at_last, at_first, lambda x: sum_of_later(x, first, last))]
 
 
+def _by_tokens(q, k, v, ids, causal, normalized, form):
+    """A state for each token, which sums over the tokens that it sees; the result is as `_by_chunks`', unfolded."""
+    if form not in (known := {"cumsum": _cumulative, "matmul": _by_mask}):
+        raise ValueError(f"linear: form must be 'chunks', 'cumsum' or 'matmul', got {form!r}")
+    at = ops.arange(ops.shape(v)[1], dtype="int32")
+    seen = pairs(ids, ids, at, at, causal)
+    over = lambda x: known[form](x, seen)  # noqa: E731
+    states = over(ops.einsum("bjhs,bjhe->bjhse", k, v))
+    out = ops.einsum("bihs,bihse->bihe", q, ops.cast(states, q.dtype))
+    return out, ops.sum(ops.cast(q, states.dtype) * over(k), axis=-1) if normalized else None
+
+
+def _by_mask(x, seen):
+    """`[b, n, ...]` summed over the tokens seen, by a product; `seen [i, j]`, `[b, i, j]`, or None for all."""
+    n, shape = ops.shape(x)[1], ops.shape(x)
+    seen = ops.cast(ops.ones((n, n)) if seen is None else seen, x.dtype)
+    batch = "b" if len(seen.shape) == 3 else ""
+    flat = ops.reshape(x, (*shape[:2], math.prod(x.shape[2:])))
+    return ops.reshape(accumulate.einsum(f"{batch}ij,bjf->bif", seen, flat), shape)
+
+
+def _cumulative(x, seen):
+    """The same by a cumulative sum: what is up to the last token seen, less what is before the first."""
+    x = ops.cast(x, sum_dtype(x))
+    until = ops.cumsum(x, axis=1)
+    if seen is None:
+        return ops.broadcast_to(until[:, -1:], ops.shape(x))
+    if len(seen.shape) == 2:
+        return until
+    first = ops.argmax(ops.cast(seen, "int32"), axis=-1)
+    last = ops.shape(x)[1] - 1 - ops.argmax(ops.cast(ops.flip(seen, axis=-1), "int32"), axis=-1)
+    take = lambda x, at: ops.take_along_axis(x, ops.reshape(at, (*ops.shape(at), *[1] * (len(x.shape) - 2))), 1)  # noqa: E731
+    return take(until, last) - take(until - x, first)
+
+
 def linear_attention_reference(
-    q, k, v, *, chunk_size=None, causal=False, normalized=False, padding_mask=None, segment_ids=None
+    q, k, v, *, chunk_size=None, causal=False, normalized=False, form=None, padding_mask=None, segment_ids=None
 ):
     """The sum over dense `[b, h, i, j]` weights.
 
@@ -126,7 +193,7 @@ def linear_attention_reference(
     k (v . q), wrong without an error where keys and values are of one width; their parallel form over states returns
     `Y[:, :0]`, which is empty; and none of them divides by the sum of the weights, as their experiments do.
     """
-    del chunk_size  # any gives the same function
+    del chunk_size, form  # any gives the same function
     n = v.shape[1]
     seen = ops.tril(ops.ones((1, n, n), "bool")) if causal else ops.ones((1, n, n), "bool")
     if (ids := documents(padding_mask, segment_ids)) is not None:
@@ -147,8 +214,9 @@ def initial_state(sizes, case, dtype):
     return {**state, "norm": ops.zeros_like(state["sum"][..., 0])} if case.get("normalized") else state
 
 
-def extend(state, q, k, v, *, valid=None, chunk_size=128, causal=True, normalized=False):
-    """The next k tokens of each row: one token costs O(h s e), more take the chunk-parallel form."""
+def extend(state, q, k, v, *, valid=None, chunk_size=128, causal=True, normalized=False, form="chunks"):
+    """The next k tokens of each row: one token costs O(h s e), more take the form of chunks, whatever `form` is."""
+    del form  # a stream has one state, which sums as it goes
     if not causal:
         raise ValueError("linear can be streamed only if causal, got causal=False")
     tokens, wide = ops.shape(v)[1], state["sum"].dtype
@@ -177,11 +245,14 @@ SPEC = KernelSpec(
     reference=linear_attention_reference,
     stream=Stream(initial_state=initial_state, extend=extend, supports=lambda case: case["causal"]),
     inputs={"q": "bnhs", "k": "bnhs", "v": "bnhe"},
-    cases=tuple(
-        {"chunk_size": c, "causal": causal, "normalized": normalized}
-        for c in (4, 16)
-        for causal in (False, True)
-        for normalized in (False, True)
+    cases=(
+        *(
+            {"chunk_size": c, "causal": causal, "normalized": normalized}
+            for c in (4, 16)
+            for causal in (False, True)
+            for normalized in (False, True)
+        ),
+        *({"form": form, "causal": True, "normalized": True} for form in ("cumsum", "matmul")),
     ),
     timed={"causal": True, "normalized": True},
     flops=recurrence.flops,

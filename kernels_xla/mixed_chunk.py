@@ -8,9 +8,11 @@ from typing import Literal
 
 from keras import ops
 
-from kernels_xla.accumulate import sum_dtype
-from kernels_xla.chunking import edges, fold, sum_of_earlier, sum_of_later, unfold
+from kernels_xla.chunking import fold, unfold
 from kernels_xla.masks import documents, keep, pairs
+from kernels_xla.mixed_chunk_first import Rows, check_first, first_tokens, softmax_of_first
+from kernels_xla.mixed_chunk_global import far
+from kernels_xla.mixed_chunk_local import local, with_previous
 from kernels_xla.mixed_chunk_stream import extend, initial_state, state_bytes
 from kernels_xla.rotary import relative_bias
 from kernels_xla.spec import KernelSpec, Stream, Tensor
@@ -19,10 +21,10 @@ Scale = Literal["normalized", "paper_appendix"]
 
 
 def mixed_chunk_attention(
-    q_quad: Tensor,
-    k_quad: Tensor,
-    q_lin: Tensor,
-    k_lin: Tensor,
+    q_quad: Tensor | None,
+    k_quad: Tensor | None,
+    q_lin: Tensor | None,
+    k_lin: Tensor | None,
     v: Tensor,
     a: Tensor | None = None,
     b: Tensor | None = None,
@@ -30,6 +32,8 @@ def mixed_chunk_attention(
     chunk_size: int,
     causal: bool = False,
     scale: Scale = "normalized",
+    overlapping: bool = False,
+    first_to_all: Rows = "none",
     padding_mask: Tensor | None = None,
     segment_ids: Tensor | None = None,
     offset: int | Tensor = 0,
@@ -38,27 +42,39 @@ def mixed_chunk_attention(
 
     With chunk(i) = i // c on the fixed grid of the row, position i receives
 
-        sum over j of chunk(i):          w[i, j] v[j]
-      + sum over j of the chunks seen:   (q_lin[i] . k_lin[j] / N) v[j]
+        sum over j of the window:          w[i, j] v[j]
+      + sum over j of the chunks seen:     (q_lin[i] . k_lin[j] / N) v[j]
 
-        normalized:      w = relu(q_quad[i] . k_quad[j] / sqrt(s) + bias[i - j])^2 / c
-        paper_appendix:  w = relu(q_quad[i] . k_quad[j] / c + bias[i - j])^2
+        normalized:      w = relu(q_quad[i] . k_quad[j] / sqrt(s) + bias[i - j])^2 / m
+        paper_appendix:  w = relu(q_quad[i] . k_quad[j] / m + bias[i - j])^2
 
-    If `causal`, the first sum stops at j = i and the second takes the chunks before chunk(i); otherwise the second
-    takes every chunk, its own included. N counts the real tokens in the second sum: g c for chunk g of an unpadded row,
-    so no length enters a causal row. Both sums stay inside the document of i.
+    The window is chunk(i), m = c; if `overlapping`, the chunk before it too, causal or not, and m = 2c at every token,
+    with the bias of distances up to 2c - 1: section 3.2.1 has no formula, so that this is our definition. If `causal`,
+    the first sum stops at j = i and the second takes the chunks before chunk(i); otherwise the second takes every
+    chunk, its own included. N counts the real tokens in the second sum: g c for chunk g of an unpadded row, so no
+    length enters a causal row. Both sums stay inside the document of i.
+
+    Without q_quad and k_quad there is no first sum, without q_lin and k_lin no second: FLASH (GlobalOnly) and
+    FLASH (LocalOnly) of section 4.4. If `causal`, a token of the second alone receives nothing of its own chunk, not
+    even of itself, and those of the first chunk zeros.
 
     Args:
-      q_quad: Queries of the first sum, `[b, n, s]`.
-      k_quad: Keys of the first sum, `[b, n, s]`.
-      q_lin: Queries of the second sum, `[b, n, s]`.
-      k_lin: Keys of the second sum, `[b, n, s]`.
+      q_quad: Queries of the first sum, `[b, n, s]`; or None.
+      k_quad: Keys of the first sum, `[b, n, s]`; None with `q_quad`.
+      q_lin: Queries of the second sum, `[b, n, s]`; or None.
+      k_lin: Keys of the second sum, `[b, n, s]`; None with `q_lin`.
       v: Values, `[b, n, e]`.
-      a: Left half of the relative bias, `[r]`; None for no bias.
+      a: Left half of the relative bias, `[r]`; None for no bias. It belongs to the first sum.
       b: Right half, `[r]`.
       chunk_size: c, in tokens. Part of the model: changing it changes the function, not just its speed.
       causal: Whether position i may depend only on positions <= i.
-      scale: Where the divisor c stands; see above.
+      scale: Where the divisor m stands; see above.
+      overlapping: Whether the first sum takes the chunk before too.
+      first_to_all: "chunks": the first token of each chunk receives softmax_j(q_quad[i] . k_quad[j] / sqrt(s)) v[j]
+        over all real tokens j of its document, in place of both sums. "cls": so does the first of the text alone, or,
+        if packed, the first of each document that starts on a multiple of c. It is the slot that counts: where it is
+        padding, no other token takes its place. Not if `causal`. The paper's section 4.3 says it in words; that the
+        heads are those of the first sum, without its bias, and that nothing is added is our definition.
       padding_mask: `[b, n]`, True at real tokens.
       segment_ids: `[b, n]`, 0 at padding, each document one run. A document that starts on a multiple of c gets, if
         causal, exactly what it gets alone; one that does not has chunks cut by the grid.
@@ -68,112 +84,53 @@ def mixed_chunk_attention(
     Returns:
       `[b, n, e]`, in the dtype of `v`; 0 at padding.
 
+    Raises:
+      ValueError: Neither sum has its queries; there is a bias, a window of two chunks or `first_to_all` without the
+        first sum; or `first_to_all` is unknown, or given if `causal`.
+
     Cost:
-      O(n (c + s) e + n c s) multiply-adds and O(n (c + e) + (n / c) s e) memory: linear in n.
+      O(n (m + s) e + n m s) multiply-adds and O(n (m + e) + (n / c) s e) memory: linear in n. `first_to_all="chunks"`
+      adds O(n^2 / c (s + e)), "cls" as much if packed, else O(n (s + e)).
 
     Precision:
       The bias is float32; products are in the dtype of the inputs and accumulate in float32, the sum over chunks too,
       so that a sum is rounded once for a chunk, once for all chunks, whatever their number.
     """
+    _check(q_quad, q_lin, a is not None or overlapping or first_to_all != "none")
+    check_first("mixed_chunk", first_to_all, causal)
     n, ids = ops.shape(v)[1], documents(padding_mask, segment_ids)
-    real = None if ids is None else ids > 0
-    v = v if real is None else keep(v, real[..., None])
-    q_quad, k_quad, q_lin, k_lin, v = (fold(x, chunk_size) for x in (q_quad, k_quad, q_lin, k_lin, v))
-    ids = None if ids is None else fold(ids, chunk_size)  # [b, g, c]
-    packed = None if segment_ids is None else ids
-    at = ops.arange(chunk_size, dtype="int32")
-
-    local = _local(q_quad, k_quad, v, a, b, pairs(packed, packed, at, at, causal), scale, offset)
-    if causal:
-        out = local + _from_earlier_chunks(q_lin, k_lin, v, ids, packed)
-    elif packed is None:
-        tokens = n if real is None else ops.sum(ops.cast(real, "int32"), axis=-1, keepdims=True)
-        out = local + _from_all_chunks(q_lin, k_lin, v, tokens)
-    else:
-        out = local + _from_own_document(q_lin, k_lin, v, packed)
-    out = unfold(out, n)
-    return out if real is None else keep(out, real[..., None])
-
-
-def _local(q, k, v, a, b, seen, scale, offset=0):
-    """The first sum: q, k `[b, g, c, s]`, v `[b, g, c, e]`, seen `[c, c]` or `[b, g, c, c]` -> `[b, g, c, e]`."""
-    c, s = q.shape[2:]
-    content, added = _factors(s, c, scale)
-    scores = ops.einsum("bgis,bgjs->bgij", q * ops.cast(content, q.dtype), k)
-    if a is not None:
-        at = ops.arange(c, dtype="int32") + offset
-        scores = scores + ops.cast(added * relative_bias(a, b, at, at), scores.dtype)
-    return ops.einsum("bgij,bgje->bgie", keep(ops.square(ops.relu(scores)), seen), v)
-
-
-def _factors(s, c, scale):
-    """Both scales are relu(content q . k + added bias)^2; on q the factor touches s numbers a token instead of c."""
-    return ((s * c) ** -0.5, c**-0.5) if scale == "normalized" else (1.0 / c, 1.0)
-
-
-def _summaries(k, v):
-    """Each chunk as one matrix: `[b, g, c, s]`, `[b, g, c, e]` -> `[b, g, s, e]`."""
-    return ops.einsum("bgjs,bgje->bgse", k, v)
-
-
-def _read(q, sums, tokens):
-    """Reads chunk sums `[b, g, s, e]`, each over `tokens` `[b, g]` or `[1, g]`, with q `[b, g, c, s]`."""
-    return ops.einsum("bgis,bgse->bgie", _shared(q, tokens[..., None, None]), sums)
-
-
-def _shared(q, tokens):
-    """Divides q by the number of tokens that it reads: q is narrower than the sums are."""
-    count = ops.maximum(ops.cast(tokens, sum_dtype(q)), 1)
-    return ops.cast(ops.cast(q, count.dtype) / count, q.dtype)
-
-
-def _from_earlier_chunks(q, k, v, ids, packed):
-    """The causal second sum.
-
-    A document runs from the end of one chunk into the start of the next, so that the last document of a chunk is all
-    that later ones can read of it, and its first document all that reads earlier ones.
-    """
-    if packed is None:
-        full = ops.full((1, ops.shape(v)[1]), v.shape[2], dtype="int32")
-        tokens = full if ids is None else ops.sum(ops.cast(ids > 0, "int32"), axis=-1)
-        return _read(q, sum_of_earlier(_summaries(k, v)), _count_earlier(tokens))
-    first, last = edges(ids)
-    reads, is_read = ids == first[..., None], ids == last[..., None]  # [b, g, c]
-    sums = sum_of_earlier(_summaries(keep(k, is_read[..., None]), v), first, last)
-    tokens = _count_earlier(ops.sum(ops.cast(is_read, "int32"), axis=-1), first, last)
-    return _read(keep(q, reads[..., None]), sums, tokens)
-
-
-def _count_earlier(tokens, first=None, last=None):
-    """`sum_of_earlier` of token counts `[b, g]`; float32 products are exact up to 2^24 tokens."""
-    return sum_of_earlier(ops.cast(tokens, "float32"), first, last)
-
-
-def _from_all_chunks(q, k, v, tokens):
-    """The second sum without order: every token reads every real one. `tokens` is their number, scalar or `[b, 1]`."""
-    tokens = tokens if isinstance(tokens, int) else ops.reshape(tokens, (-1, 1, 1, 1))
-    return ops.einsum("bgis,bse->bgie", _shared(q, tokens), ops.einsum("bgjs,bgje->bse", k, v))
-
-
-def _from_own_document(q, k, v, ids):
-    """The second sum without order, packed: own chunk by pairs, then the document's part in chunks before and after."""
-    first, last = edges(ids)
-    at_first, at_last = ids == first[..., None], ids == last[..., None]  # [b, g, c]
-    same = pairs(ids, ids, None, None, causal=False)  # [b, g, c, c]
-    before = sum_of_earlier(_summaries(keep(k, at_last[..., None]), v), first, last)
-    after = sum_of_later(_summaries(keep(k, at_first[..., None]), v), first, last)
-
-    count = lambda x: ops.sum(ops.cast(x, "float32"), axis=-1)  # noqa: E731
-    tokens = count(same)  # [b, g, c]
-    tokens = tokens + ops.where(at_first, sum_of_earlier(count(at_last), first, last)[..., None], 0.0)
-    tokens = tokens + ops.where(at_last, sum_of_later(count(at_first), first, last)[..., None], 0.0)
-
-    q = _shared(q, tokens[..., None])
-    own = ops.einsum("bgij,bgje->bgie", keep(ops.einsum("bgis,bgjs->bgij", q, k), same), v)
-    reader = zip((at_first, at_last), (before, after), strict=True)
-    return own + sum(
-        ops.einsum("bgis,bgse->bgie", keep(q, reads[..., None]), ops.cast(sums, q.dtype)) for reads, sums in reader
+    v = v if ids is None else keep(v, (ids > 0)[..., None])
+    quad_q, quad_k, lin_q, lin_k, values, grid = (
+        None if x is None else fold(x, chunk_size) for x in (q_quad, k_quad, q_lin, k_lin, v, ids)
     )
+    packed = None if segment_ids is None else grid  # [b, g, c]
+
+    inside = None if q_quad is None else _near(quad_q, quad_k, values, a, b, packed, causal, scale, overlapping, offset)
+    across = None if q_lin is None else far(lin_q, lin_k, values, n, grid, packed, causal)
+    out = unfold(across if inside is None else inside if across is None else inside + across, n)
+    if first_to_all != "none":
+        taken = first_tokens(ops.arange(n, dtype="int32") + offset, chunk_size, first_to_all, segment_ids)
+        rows = softmax_of_first(q_quad, k_quad, v, chunk_size, first_to_all, ids, packed is not None)
+        out = ops.where(taken[..., None], rows, out)
+    return out if ids is None else keep(out, (ids > 0)[..., None])
+
+
+def _check(q_quad, q_lin, of_first):
+    if q_quad is None and q_lin is None:
+        raise ValueError("mixed_chunk needs the queries and keys of one sum at least, got none")
+    if q_quad is None and of_first:
+        raise ValueError(
+            "mixed_chunk: bias, overlapping and first_to_all are of the first sum: they need q_quad, got None"
+        )
+
+
+def _near(q, k, v, a, b, packed, causal, scale, overlapping, offset):
+    """The first sum: q, k `[b, g, c, s]`, v `[b, g, c, e]` -> `[b, g, c, e]`."""
+    c, key_ids = v.shape[2], packed
+    if overlapping:
+        k, v, key_ids = (None if x is None else with_previous(x) for x in (k, v, packed))
+    at = ops.arange(k.shape[2], dtype="int32")
+    return local(q, k, v, a, b, pairs(packed, key_ids, at[-c:], at, causal), scale, offset)
 
 
 def mixed_chunk_attention_reference(
@@ -188,49 +145,76 @@ def mixed_chunk_attention_reference(
     chunk_size,
     causal=False,
     scale="normalized",
+    overlapping=False,
+    first_to_all="none",
     padding_mask=None,
     segment_ids=None,
 ):
     """The docstring's two sums as one dense `[n, n]` weight matrix."""
-    n, s, dtype = v.shape[1], q_quad.shape[-1], v.dtype
+    n, dtype = v.shape[1], v.dtype
     at = ops.arange(n)
     ids = documents(padding_mask, segment_ids)
     ids = ops.ones((1, n), "int32") if ids is None else ids
     document = (ids[:, :, None] == ids[:, None, :]) & (ids[:, None, :] > 0)  # [b, i, j]
-    chunk = at // chunk_size
-    inside = document & (chunk[:, None] == chunk[None, :])
-    across = document & (chunk[None, :] < chunk[:, None]) if causal else document
-    inside = inside & (at[None, :] <= at[:, None]) if causal else inside
-
-    bias = 0 if a is None else ops.cast(relative_bias(a, b, at, at), dtype)
-    scores = ops.einsum("bis,bjs->bij", q_quad, k_quad)
-    if scale == "normalized":
-        quadratic = ops.square(ops.relu(scores / s**0.5 + bias)) / chunk_size
-    else:
-        quadratic = ops.square(ops.relu(scores / chunk_size + bias))
-    tokens = ops.sum(ops.cast(across, dtype), axis=-1, keepdims=True)
-    linear = ops.einsum("bis,bjs->bij", q_lin, k_lin) / ops.maximum(tokens, ops.ones_like(tokens))
-    weights = quadratic * ops.cast(inside, dtype) + linear * ops.cast(across, dtype)
+    behind = at[:, None] // chunk_size - at[None, :] // chunk_size
+    weights = ops.zeros((1, 1, 1), dtype)
+    if q_quad is not None:
+        inside = document & (behind >= 0) & (behind <= int(overlapping))
+        inside = inside & (at[None, :] <= at[:, None]) if causal else inside
+        bias = 0 if a is None else ops.cast(relative_bias(a, b, at, at), dtype)
+        window = (1 + overlapping) * chunk_size
+        weights = weights + ops.cast(inside, dtype) * _quadratic(q_quad, k_quad, bias, window, scale)
+    if q_lin is not None:
+        across = document & (behind > 0) if causal else document
+        tokens = ops.sum(ops.cast(across, dtype), axis=-1, keepdims=True)
+        linear = ops.einsum("bis,bjs->bij", q_lin, k_lin) / ops.maximum(tokens, ops.ones_like(tokens))
+        weights = weights + ops.cast(across, dtype) * linear
+    if first_to_all != "none":
+        taken = first_tokens(at, chunk_size, first_to_all, segment_ids)
+        weights = ops.where(taken[..., None], _softmax(q_quad, k_quad, document), weights)
     return ops.einsum("bij,bje->bie", weights, v)
+
+
+def _quadratic(q, k, bias, window, scale):
+    scores = ops.einsum("bis,bjs->bij", q, k)
+    if scale == "normalized":
+        return ops.square(ops.relu(scores / q.shape[-1] ** 0.5 + bias)) / window
+    return ops.square(ops.relu(scores / window + bias))
+
+
+def _softmax(q, k, seen):
+    scores = ops.einsum("bis,bjs->bij", q, k) / q.shape[-1] ** 0.5
+    weights = ops.exp(scores - ops.max(scores, axis=-1, keepdims=True)) * ops.cast(seen, scores.dtype)
+    total = ops.sum(weights, axis=-1, keepdims=True)
+    return weights / ops.where(total > 0, total, ops.ones_like(total))
 
 
 def _flops(sizes, case):
     b, n, s, e, c = (*(sizes[axis] for axis in "bnse"), case["chunk_size"])
     inside = n // c * c * c + (n % c) ** 2  # pairs
-    return b * ((1 if case["causal"] else 2) * inside * (s + e) + 4 * n * s * e)
+    before = (n - min(n, c)) * c if case.get("overlapping") else 0
+    near = 0 if "q_quad" in case else ((1 if case["causal"] else 2) * inside + 2 * before) * (s + e)
+    across = 0 if "q_lin" in case else 4 * n * s * e
+    rows = {"none": 0, "cls": 1, "chunks": -(-n // c)}[case.get("first_to_all", "none")]
+    return b * (near + across + 2 * rows * n * (s + e))
 
 
+LOCAL_ONLY = {"q_lin": None, "k_lin": None}
+GLOBAL_ONLY = {"q_quad": None, "k_quad": None, "a": None, "b": None}
 SPEC = KernelSpec(
     name="mixed_chunk",
     fast=mixed_chunk_attention,
     reference=mixed_chunk_attention_reference,
     stream=Stream(initial_state=initial_state, extend=extend, supports=lambda case: case["causal"]),
     inputs={"q_quad": "bns", "k_quad": "bns", "q_lin": "bns", "k_lin": "bns", "v": "bne", "a": "r", "b": "r"},
-    cases=tuple(
-        {"chunk_size": c, "causal": causal, "scale": scale}
-        for c in (4, 16)
-        for causal in (False, True)
-        for scale in ("normalized", "paper_appendix")
+    cases=(
+        *({"chunk_size": 16, "causal": causal} for causal in (False, True)),
+        *(
+            {"chunk_size": 4, "causal": causal, **options}
+            for causal in (False, True)
+            for options in ({}, {"scale": "paper_appendix"}, {"overlapping": True}, LOCAL_ONLY, GLOBAL_ONLY)
+        ),
+        *({"chunk_size": 4, "causal": False, "first_to_all": rows} for rows in ("cls", "chunks")),
     ),
     timed={"chunk_size": 256, "causal": True},
     flops=_flops,

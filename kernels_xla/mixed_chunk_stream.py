@@ -1,15 +1,17 @@
 """The stream form of mixed chunk attention: the same function, a few tokens at a time, in constant state."""
 
+import functools
 import math
 
 from keras import ops
 
 from kernels_xla import accumulate
 from kernels_xla.accelerator import on_lite
+from kernels_xla.accumulate import sum_dtype
 from kernels_xla.chunking import fold, sum_of_earlier, unfold
 from kernels_xla.masks import keep, pairs
-from kernels_xla.rotary import relative_bias
-from kernels_xla.streaming import bias_by_distance, leave_grid, on_grid, put, rows, runtime_zero
+from kernels_xla.mixed_chunk_local import factors, local, with_previous
+from kernels_xla.streaming import bias_by_distance, leave_grid, like, on_grid, put, rows, runtime_zero
 
 FEW = 8  # rows; of larger batches, at most one in FEW closing a chunk close one by one, and sums are not cut in parts
 PARTS = 16  # into which the sums of few rows are cut, to be made side by side
@@ -22,31 +24,59 @@ def initial_state(sizes, case, dtype):
     Returns:
       `sum [b, s, e]` over finished chunks, float32; `open [b, c, 2s + e]`, the open chunk's k_quad, k_lin and v side by
       side in `dtype`, so that a token is one write, zero where no token has come; `position [b]`, int32: tokens so far.
+      If `overlapping`, the chunk before stands before the open one, `[b, 2c, 2s + e]`, and `closed [b]`, int32, is how
+      many chunks the sum has. A case without one of the two sums keeps nothing for it.
     """
-    b, s, e, c = sizes["b"], sizes["s"], sizes["e"], case["chunk_size"]
+    b, s, e = (sizes[axis] for axis in "bse")
     wide = "float64" if str(dtype) == "float64" else "float32"
-    chunks = {"sum": ops.zeros((b, s, e), wide), "open": ops.zeros((b, c, 2 * s + e), dtype)}
-    return {**chunks, "position": ops.zeros((b,), "int32")}
+    state = {"open": ops.zeros((b, *_open(sizes, case)), dtype), "position": ops.zeros((b,), "int32")}
+    if "q_lin" not in case:
+        state["sum"] = ops.zeros((b, s, e), wide)
+    if case.get("overlapping"):
+        state["closed"] = ops.zeros((b,), "int32")
+    return state
+
+
+def _open(sizes, case):
+    """Slots, and numbers in each: keys of the sums that there are, and a value."""
+    keys = ("q_quad" not in case) + ("q_lin" not in case)
+    return case["chunk_size"] * (2 if case.get("overlapping") else 1), keys * sizes["s"] + sizes["e"]
 
 
 def state_bytes(sizes, case, itemsize):
-    b, s, e, c = sizes["b"], sizes["s"], sizes["e"], case["chunk_size"]
-    return b * (4 * s * e + itemsize * c * (2 * s + e) + 4)
+    far = 0 if "q_lin" in case else 4 * sizes["s"] * sizes["e"]
+    counts = 8 if case.get("overlapping") else 4
+    return sizes["b"] * (far + itemsize * math.prod(_open(sizes, case)) + counts)
 
 
 def extend(
-    state, q_quad, k_quad, q_lin, k_lin, v, a=None, b=None, *, chunk_size, valid=None, causal=True, scale="normalized"
+    state,
+    q_quad,
+    k_quad,
+    q_lin,
+    k_lin,
+    v,
+    a=None,
+    b=None,
+    *,
+    chunk_size,
+    valid=None,
+    causal=True,
+    scale="normalized",
+    overlapping=False,
 ):
-    """The next k tokens of each row: one token costs O(s e + c (s + e)), more take the chunk-parallel form."""
+    """The next k tokens of each row: one token costs O(s e + m (s + e)), more take the chunk-parallel form."""
     if not causal:
         raise ValueError("mixed_chunk can be streamed only if causal, got causal=False")
+    if overlapping != ("closed" in state):
+        raise ValueError(f"mixed_chunk needs a state of its own options, got one of overlapping={not overlapping}")
     if v.shape[1] == 1:
-        bias = prepare(state, a, b, chunk_size=chunk_size, scale=scale)
-        heads = ops.concatenate([q_quad, k_quad, q_lin, k_lin], axis=1)
+        bias = None if q_quad is None else prepare(state, a, b, chunk_size=chunk_size, scale=scale)
+        heads = ops.concatenate([x for x in (q_quad, k_quad, q_lin, k_lin) if x is not None], axis=1)
         out, state = step(state, heads, v[:, 0], bias, chunk_size=chunk_size, valid=valid, scale=scale)
         return out[:, None], close([state], chunk_size)[0]
-    new = ops.concatenate([k_quad, k_lin, v], axis=-1)
     valid = ops.full_like(state["position"], ops.shape(v)[1]) if valid is None else valid
+    new = ops.concatenate([x for x in (k_quad, k_lin, v) if x is not None], axis=-1)
     return _extend_by_chunks(state, q_quad, q_lin, new, a, b, valid, scale, chunk_size)
 
 
@@ -54,14 +84,15 @@ def prepare(state, a, b, *, chunk_size, scale="normalized"):
     """What a loop over single tokens may make once, being made of weights alone: what each distance adds to a score.
 
     Returns:
-      `[2c - 1]`, float32, of the distances c - 1 down to 1 - c; minus infinity below 0, so that what has not come has
-      no weight, whatever its score.
+      `[m + c - 1]`, float32, of the distances m - 1 down to 1 - c, for the m slots of the buffer; minus infinity below
+      0, so that what has not come has no weight, whatever its score.
     """
+    slots = state["open"].shape[1]
     if a is None:
-        behind = ops.zeros((chunk_size,), "float32")
+        behind = ops.zeros((slots,), "float32")
     else:
-        _, added = _factors(1, chunk_size, scale)
-        behind = added * bias_by_distance(a, b, chunk_size, runtime_zero(state["position"]))
+        _, added = factors(1, slots, scale)
+        behind = added * bias_by_distance(a, b, slots, runtime_zero(state["position"]))
     return ops.concatenate([ops.flip(behind), ops.full((chunk_size - 1,), -math.inf, behind.dtype)])
 
 
@@ -73,9 +104,9 @@ def step(state, heads, v, bias, *, chunk_size, valid=None, scale="normalized"):
 
     Args:
       state: Of `initial_state`; no chunk is full.
-      heads: q_quad, k_quad, q_lin and k_lin of the token, `[b, 4, s]`.
+      heads: q_quad, k_quad, q_lin and k_lin of the token, `[b, 4, s]`; or those two that there are, `[b, 2, s]`.
       v: `[b, e]`.
-      bias: Of `prepare`.
+      bias: Of `prepare`; None without the first sum.
       chunk_size: c.
       valid: int32 `[b]`, 1 at the rows whose token is real; None for all.
       scale: See `mixed_chunk_attention`.
@@ -83,22 +114,27 @@ def step(state, heads, v, bias, *, chunk_size, valid=None, scale="normalized"):
     Returns:
       `[b, e]`, and the state.
     """
-    s, position, dtype = heads.shape[-1], state["position"], state["sum"].dtype
-    fill = _fill(position, chunk_size)
+    (h, s), slots, position = heads.shape[1:], state["open"].shape[1], state["position"]
+    dtype, fill = sum_dtype(state["open"]), _fill(position, chunk_size)
     one, tokens = ops.ones(ops.shape(fill), dtype), ops.cast(ops.maximum(position - fill, 1), dtype)
-    content, _ = _factors(s, chunk_size, scale)
-    factors = ops.stack([content * one, one, 1 / tokens, one], axis=1)  # [b, 4]
-    heads = ops.cast(heads, dtype) * factors[:, :, None]  # of all at once, because each product is a kernel of its own
+    content, _ = factors(s, slots, scale)
+    factor = ([] if bias is None else [content * one, one]) + ([1 / tokens, one] if "sum" in state else [])
+    # Of all at once, because each product is a kernel of its own.
+    heads = ops.cast(heads, dtype) * ops.stack(factor, axis=1)[:, :, None]
 
-    new = ops.concatenate([ops.cast(x, state["open"].dtype) for x in (heads[:, 1], heads[:, 3], v)], axis=-1)
+    kept = (*(heads[:, i] for i in range(1, h, 2)), v)
+    new = ops.concatenate([ops.cast(x, state["open"].dtype) for x in kept], axis=-1)
     new = new if valid is None else keep(new, (valid > 0)[:, None])  # zero is what stands there
-    chunk = put(state["open"], new, fill)
-    scores = ops.sum(heads[:, :1] * ops.cast(chunk[:, :, :s], dtype), axis=-1)  # [b, c]
-    scores = scores + ops.cast(_from(bias, chunk_size - 1 - fill, chunk_size), dtype)
-    weights = ops.square(ops.relu(scores))
-    out = _weighted_sum([(weights, _up_to(chunk, fill)[:, :, 2 * s :]), (heads[:, 2], state["sum"])])
+    at = fill + (slots - chunk_size)
+    chunk, read = put(state["open"], new, at), []
+    if bias is not None:
+        scores = ops.sum(heads[:, :1] * ops.cast(chunk[:, :, :s], dtype), axis=-1)  # [b, m]
+        scores = scores + ops.cast(_from(bias, chunk_size - 1 - fill, slots), dtype)
+        read.append((ops.square(ops.relu(scores)), _up_to(chunk, at)[:, :, h // 2 * s :]))
+    if "sum" in state:
+        read.append((heads[:, -2], state["sum"]))
     position = position + (1 if valid is None else valid)
-    return ops.cast(out, v.dtype), {"sum": state["sum"], "open": chunk, "position": position}
+    return ops.cast(_weighted_sum(read), v.dtype), {**state, "open": chunk, "position": position}
 
 
 def _fill(position, c):
@@ -155,78 +191,95 @@ def close(states, chunk_size):
     """
     position = states[0]["position"]
     full = ops.logical_and(_fill(position, chunk_size) == 0, position > 0)  # or has been, and is empty: adds zero
-    kept = [(state["sum"], state["open"]) for state in states]
+    if "closed" in states[0]:  # where it would be taken for the chunk before, if it were closed twice
+        full = ops.logical_and(full, states[0]["closed"] * chunk_size < position)
+    kept = [{name: x for name, x in state.items() if name != "position"} for state in states]
     few = (full.shape[0] or 0) // FEW
-    full, kept = ops.while_loop(lambda full, kept: ops.sum(ops.cast(full, "int32")) > few, _close_all, (full, kept))
+    close_all, close_one = (functools.partial(f, chunk_size) for f in (_close_all, _close_one))
+    full, kept = ops.while_loop(lambda full, kept: ops.sum(ops.cast(full, "int32")) > few, close_all, (full, kept))
     if few:
-        _, kept = ops.while_loop(lambda full, kept: ops.any(full), _close_one, (full, kept))
-    return [{**state, "sum": total, "open": chunk} for state, (total, chunk) in zip(states, kept, strict=True)]
+        _, kept = ops.while_loop(lambda full, kept: ops.any(full), close_one, (full, kept))
+    return [{**state, **closed} for state, closed in zip(states, kept, strict=True)]
 
 
-def _close_all(full, kept):
+def _close_all(c, full, kept):
     """All rows at once, those where `full` does not hold as they are."""
-    at = full[:, None, None]
-    closed = [(total + keep(_summary(total, chunk), at), keep(chunk, ops.logical_not(at))) for total, chunk in kept]
+    closed = [
+        {name: ops.where(like(full, x), x, state[name]) for name, x in _closed(c, state).items()} for state in kept
+    ]
     return ops.zeros_like(full), closed
 
 
-def _close_one(full, kept):
+def _close_one(c, full, kept):
     """The first of the rows where `full` holds."""
     row = ops.argmax(ops.cast(full, "int32"))[None]
     set_row = lambda x, new: ops.scatter_update(x, ops.cast(row, "int32")[:, None], new)  # noqa: E731
     closed = []
-    for total, chunk in kept:
-        one = ops.take(chunk, row, axis=0)
-        total = set_row(total, ops.take(total, row, axis=0) + _summary(total, one))
-        closed.append((total, set_row(chunk, ops.zeros_like(one))))
+    for state in kept:
+        one = _closed(c, {name: ops.take(x, row, axis=0) for name, x in state.items()})
+        closed.append({name: set_row(x, one[name]) for name, x in state.items()})
     return set_row(full, ops.zeros((1,), "bool")), closed
 
 
+def _closed(c, state):
+    """The state of rows whose open chunk is full, once it is closed."""
+    chunk = state["open"]
+    closed = {"open": ops.concatenate([chunk[:, c:], ops.zeros_like(chunk[:, :c])], axis=1)}
+    if "sum" in state:
+        closed["sum"] = state["sum"] + _summary(state["sum"], chunk[:, -c:])
+    if "closed" in state:
+        closed["closed"] = state["closed"] + 1
+    return closed
+
+
 def _summary(total, chunk):
-    """Full chunks as one matrix each: `[b, c, 2s + e]` -> `[b, s, e]`, for sums `total [., s, e]`."""
-    s = total.shape[1]
-    return accumulate.einsum("bjs,bje->bse", chunk[:, :, s : 2 * s], chunk[:, :, 2 * s :])
+    """Full chunks as one matrix each, of their k_lin and v: `[b, c, . + s + e]` -> `[b, s, e]`, as `total`."""
+    s, e = total.shape[1:]
+    return accumulate.einsum("bjs,bje->bse", chunk[:, :, -s - e : -e], chunk[:, :, -e:])
 
 
 def _extend_by_chunks(state, q_quad, q_lin, new, a, b, valid, scale, c):
     """Lays each row's open chunk and its new tokens on the row's own chunk grid, and takes the parallel form there."""
-    position, s, tokens = state["position"], q_quad.shape[-1], ops.shape(new)[1]
+    position, tokens = state["position"], ops.shape(new)[1]
     fill = position % c
-    laid = on_grid(state["open"], new, fill, valid)
+    laid = on_grid(state["open"][:, -c:], new, fill, valid)
     arrived = ops.arange(ops.shape(laid)[1], dtype="int32")[None] - fill[:, None]  # [b, m]
-    q1, q2, grid = (fold(x, c) for x in (rows(q_quad, arrived), rows(q_lin, arrived), laid))
-    k1, k2, v = grid[..., :s], grid[..., s : 2 * s], grid[..., 2 * s :]
-    summaries = accumulate.einsum("bgjs,bgje->bgse", k2, v)
-    before = state["sum"][:, None] + sum_of_earlier(summaries)
-    counts = (position - fill)[:, None] + c * ops.arange(ops.shape(v)[1], dtype="int32")[None]
-    out = _local(q1, k1, v, a, b, scale, runtime_zero(position)) + _read(q2, before, counts)
+    q1, q2 = (None if q is None else fold(rows(q, arrived), c) for q in (q_quad, q_lin))
+    near = None if q1 is None else _near(state, q1, fold(laid, c), a, b, scale)
+    far, kept = (None, {}) if q2 is None else _far(state, q2, fold(laid, c), fill, valid)
+    out = near if far is None else far if near is None else near + far
     out = rows(unfold(out, ops.shape(laid)[1]), fill[:, None] + ops.arange(tokens, dtype="int32")[None])
-    closed = ops.arange(ops.shape(v)[1], dtype="int32")[None] < ((fill + valid) // c)[:, None]  # [b, g]
-    return out, {
-        "sum": state["sum"] + ops.sum(keep(summaries, closed[..., None, None]), axis=1),
-        "open": leave_grid(laid, fill + valid, c),
-        "position": position + valid,
-    }
+    return out, {**kept, **_left(state, laid, fill + valid, c), "position": position + valid}
 
 
-def _local(q, k, v, a, b, scale, zero):
-    """The sum inside chunks: q, k `[b, g, c, s]`, v `[b, g, c, e]` -> `[b, g, c, e]`."""
+def _near(state, q, grid, a, b, scale):
+    """The first sum, of queries `[b, g, c, s]` and what is kept of tokens, `[b, g, c, w]`: `[b, g, c, e]`."""
     c, s = q.shape[2:]
-    at = ops.arange(c, dtype="int32")
-    content, added = _factors(s, c, scale)
-    scores = ops.einsum("bgis,bgjs->bgij", q * ops.cast(content, q.dtype), k)
-    if a is not None:
-        scores = scores + ops.cast(added * relative_bias(a, b, at + zero, at + zero), scores.dtype)
-    weights = keep(ops.square(ops.relu(scores)), pairs(None, None, at, at, causal=True))
-    return ops.einsum("bgij,bgje->bgie", weights, v)
+    grid = with_previous(grid, state["open"][:, :c]) if "closed" in state else grid
+    at = ops.arange(grid.shape[2], dtype="int32")
+    keys = 2 * s if "sum" in state else s
+    seen = pairs(None, None, at[-c:], at, causal=True)
+    return local(q, grid[..., :s], grid[..., keys:], a, b, seen, scale, runtime_zero(state["position"]))
 
 
-def _factors(s, c, scale):
-    """Both scales are relu(content q . k + added bias)^2; on q the factor touches s numbers a token instead of c."""
-    return ((s * c) ** -0.5, c**-0.5) if scale == "normalized" else (1.0 / c, 1.0)
+def _far(state, q, grid, fill, valid):
+    """The second sum, of the same as `_near`, and the sum that is kept."""
+    (s, e), c = state["sum"].shape[1:], q.shape[2]
+    chunks = ops.arange(ops.shape(grid)[1], dtype="int32")[None]  # [1, g]
+    summaries = accumulate.einsum("bgjs,bgje->bgse", grid[..., -s - e : -e], grid[..., -e:])
+    before = state["sum"][:, None] + sum_of_earlier(summaries)
+    tokens = (state["position"] - fill)[:, None] + c * chunks
+    mean = before / ops.cast(ops.maximum(tokens, 1), before.dtype)[..., None, None]
+    closed = chunks < ((fill + valid) // c)[:, None]  # [b, g]
+    total = state["sum"] + ops.sum(keep(summaries, closed[..., None, None]), axis=1)
+    return ops.einsum("bgis,bgse->bgie", q, ops.cast(mean, q.dtype)), {"sum": total}
 
 
-def _read(q, sums, tokens):
-    """Reads chunk sums `[b, g, s, e]`, each over `tokens` `[b, g]`, with q `[b, g, c, s]`."""
-    mean = sums / ops.cast(ops.maximum(tokens, 1), sums.dtype)[..., None, None]
-    return ops.einsum("bgis,bgse->bgie", q, ops.cast(mean, q.dtype))
+def _left(state, laid, filled, c):
+    """The buffer after `filled[b]` slots of what `on_grid` gave, `[b, m, w]`, and the count of chunks if it is kept."""
+    chunk = leave_grid(laid, filled, c)
+    if "closed" not in state:
+        return {"open": chunk}
+    at = (filled - filled % c)[:, None] + ops.arange(c, dtype="int32")[None]
+    before = rows(ops.concatenate([state["open"][:, :c], laid], axis=1), at)
+    return {"open": ops.concatenate([before, chunk], axis=1), "closed": state["closed"] + filled // c}

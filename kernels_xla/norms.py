@@ -56,5 +56,6 @@ SPEC = KernelSpec(
     timed={},
     flops=lambda sizes, case: 4 * sizes["b"] * sizes["n"] * sizes["d"],
     state_bytes=lambda sizes, case, itemsize: 0,
-    masks=False,
+    masks=(),
+    tokenwise=True,
 )

@@ -9,6 +9,7 @@ from kernels_xla.accumulate import sum_dtype
 from kernels_xla.chunking import edges, fold, unfold
 from kernels_xla.masks import documents, keep, pairs
 from kernels_xla.spec import State, Tensor
+from kernels_xla.streaming import like
 
 SUBCHUNK = 16  # tokens; a chunk of a text that is shorter than one is cut to a multiple of it
 
@@ -89,7 +90,7 @@ def running(decay: Tensor, x: Tensor) -> Tensor:
     that a decay to nothing costs the later ones no precision.
 
     Args:
-      decay: `[b, g, h, s]` or `[b, g, h, 1]`.
+      decay: `[b, g, h, s]`, `[b, g, h, 1]` or `[b, g, h, s, e]`.
       x: `[b, g, h, s, e]`.
     """
     shape, decays = ops.shape(x), math.prod(decay.shape[2:])
@@ -119,6 +120,25 @@ def _scan(decay, x):
     return doubling(step, ops.shape(x)[1], decay, x)[1]
 
 
+def over_tokens(decay: Tensor, x: Tensor, chunk_size: int) -> Tensor:
+    """y[i] = decay[i] y[i - 1] + x[i], from y[-1] = 0, for every channel alone: all `[b, n, ...]`.
+
+    Tokens of a chunk come one after the other, and all chunks at once; then `running`'s scan joins the chunks. So a
+    number is read and written a few times, and not in log2(n) passes. What is derived of it keeps every step: callers
+    derive by hand.
+    """
+    shape, c = ops.shape(x), chunk_size if x.shape[1] is None else min(chunk_size, x.shape[1])
+    features = math.prod(x.shape[2:])  # one axis, because TensorFlow Lite cuts no more than four
+    decay, x = (fold(ops.reshape(part, (shape[0], -1, features)), c) for part in (decay, x))
+    since, y = [decay[:, :, 0]], [x[:, :, 0]]  # [b, g, f] each
+    for i in range(1, c):
+        since.append(decay[:, :, i] * since[-1])
+        y.append(decay[:, :, i] * y[-1] + x[:, :, i])
+    enters = _scan(shifted(since[-1], 1), shifted(y[-1], 1))
+    y = ops.stack(y, axis=2) + ops.stack(since, axis=2) * enters[:, :, None]
+    return ops.reshape(unfold(y, shape[1]), shape)
+
+
 def entering(last: Tensor) -> Tensor:
     """The document that the state before each chunk is of: that of the last real token before, 0 if there is none.
 
@@ -140,6 +160,8 @@ def by_chunks(
     padding_mask: Tensor | None = None,
     segment_ids: Tensor | None = None,
     start: Tensor | None = None,
+    value_log_decay: Tensor | None = None,
+    mix: Callable[..., Tensor] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Causal attention with decay: pairs of tokens inside chunks, and a state that enters each chunk.
 
@@ -153,35 +175,43 @@ def by_chunks(
       padding_mask: `[b, n]`, True at real tokens.
       segment_ids: `[b, n]`, 0 at padding.
       start: The state before the first token, `[b, h, s, e]`; then the one after the last is wanted too.
+      value_log_decay: What the columns of a state forget beside its rows, `[b, n, h, e]`, or None.
+      mix: Given with it: from weights, values and their log decays on chunks to the sums inside the chunk.
 
     Returns:
       `[b, n, h, e]`, 0 at padding, and the state after the last token, or None without `start`.
     """
     n, ids = ops.shape(v)[1], documents(padding_mask, segment_ids)
     real, c = None if ids is None else ids > 0, fitting(chunk_size, v.shape[1])
-    log_decay = ops.cast(log_decay, sum_dtype(log_decay))
-    k, v, log_decay = (x if real is None else keep(x, of_heads(real)) for x in (k, v, log_decay))
-    q, k, v, log_decay = (fold(x, c) for x in (q, k, v, log_decay))
+    log_decays = [log_decay] if value_log_decay is None else [log_decay, value_log_decay]
+    log_decays = [ops.cast(x, sum_dtype(x)) for x in log_decays]
+    k, v, *log_decays = (keep(x, of_heads(real)) for x in (k, v, *log_decays))
+    q, k, v, log_decay, *of_values = (fold(x, c) for x in (q, k, v, *log_decays))
     packed = None if segment_ids is None else fold(ids, c)  # [b, g, c]
     at = ops.arange(c, dtype="int32")
     weights = weigh(q, k, log_decay, over_heads(pairs(packed, packed, at, at, causal=True)))
-    out = ops.einsum("bghij,bgjhe->bgihe", weights, v)
+    out = mix(weights, v, *of_values) if of_values else ops.einsum("bghij,bgjhe->bgihe", weights, v)
 
-    since = ops.cumsum(log_decay, axis=2)  # [b, g, c, h, s], from the chunk's start on
+    since, *of_values = (ops.cumsum(x, axis=2) for x in (log_decay, *of_values))  # [b, g, c, h, .], from the start on
     whole = since[:, :, -1:]
     passes = ops.exp(whole[:, :, 0])  # [b, g, h, s]
     q, k = _decayed(q, since), _decayed(k, whole - since)
+    for x in of_values:
+        v = _decayed(v, x[:, :, -1:] - x)
+        passes = passes[..., None] * ops.exp(x[:, :, -1])[..., None, :]  # [b, g, h, s, e]
     if packed is not None:
         first, last = edges(packed)
-        before = entering(last)
+        enter = entering(last)
         # A chunk of padding alone passes on what enters it; one in which a document begins or ends does not.
-        on = ops.logical_or(last == 0, ops.logical_and(before == first, first == last))
-        q, k = keep(q, of_heads(packed == before[..., None])), keep(k, of_heads(packed == last[..., None]))
-        passes = keep(passes, on[..., None, None])
+        on = ops.logical_or(last == 0, ops.logical_and(enter == first, first == last))
+        q, k = keep(q, of_heads(packed == enter[..., None])), keep(k, of_heads(packed == last[..., None]))
+        passes = keep(passes, like(on, passes))
     sums = ops.cast(ops.einsum("bgjhs,bgjhe->bghse", k, v), passes.dtype)
-    enters, after = _states(passes, sums, start)
-    out = out + ops.einsum("bgihs,bghse->bgihe", q, ops.cast(enters, q.dtype))
-    out = unfold(out, n)
+    enters, after = _states(ops.broadcast_to(passes, ops.shape(sums)) if of_values else passes, sums, start)
+    before = ops.einsum("bgihs,bghse->bgihe", q, ops.cast(enters, q.dtype))
+    for x in of_values:
+        before = _decayed(before, x)
+    out = unfold(out + before, n)
     return out if real is None else keep(out, of_heads(real)), after
 
 
@@ -195,20 +225,25 @@ def _states(passes, sums, start):
     if start is None:
         return running(shifted(passes, 1), shifted(sums, 1)), None
     x = ops.concatenate([start[:, None], sums], axis=1)
-    y = running(ops.pad(passes, [[0, 0], [1, 0], [0, 0], [0, 0]]), x)
+    y = running(ops.pad(passes, [[0, 0], [1, 0], *[[0, 0]] * (len(passes.shape) - 2)]), x)
     return y[:, :-1], y[:, -1]
 
 
-def extend(state, q, k, v, log_decay, weigh, *, chunk_size, valid=None):
+def extend(state, q, k, v, log_decay, weigh, *, chunk_size, valid=None, value_log_decay=None, mix=None):
     """The next k tokens of each row, log decays `[b, k, h, s]` or `[b, k, h, 1]`; one token costs O(h s e)."""
     total, tokens = state["sum"], ops.shape(v)[1]
     real = arrived(tokens, valid)
     position = state["position"] + (tokens if valid is None else valid)
     if v.shape[1] != 1:
-        out, total = by_chunks(q, k, v, log_decay, weigh, chunk_size=chunk_size, padding_mask=real, start=total)
+        of_values = {"value_log_decay": value_log_decay, "mix": mix}
+        chunks = {"chunk_size": chunk_size, "padding_mask": real, "start": total, **of_values}
+        out, total = by_chunks(q, k, v, log_decay, weigh, **chunks)
         return out, {"sum": total, "position": position}
-    new = (x if real is None else keep(x, of_heads(real)) for x in (k, v, log_decay))
-    k, v1, log_decay = (ops.cast(x[:, 0], total.dtype) for x in new)
+    given = (k, v, log_decay) if value_log_decay is None else (k, v, log_decay, value_log_decay)
+    new = (keep(x, of_heads(real)) for x in given)
+    k, v1, log_decay, *of_values = (ops.cast(x[:, 0], total.dtype) for x in new)
+    for x in of_values:
+        total = ops.exp(x)[:, :, None] * total
     total = ops.exp(log_decay)[..., None] * total + k[..., None] * v1[:, :, None]
     return read(total, q, v.dtype), {"sum": total, "position": position}
 

@@ -133,5 +133,6 @@ SPEC = KernelSpec(
     timed={},
     flops=lambda sizes, case: 3 * sizes["b"] * sizes["n"] * sizes["h"] * sizes["s"],
     state_bytes=lambda sizes, case, itemsize: 0,
-    masks=False,
+    masks=(),
+    tokenwise=True,
 )

@@ -44,11 +44,21 @@ def softmax_attention(
       of the inputs.
     """
     at, ids = ops.arange(ops.shape(q)[1], dtype="int32") + offset, documents(padding_mask, segment_ids)
-    return _attend(q, k, v, pairs(ids, ids, at, at, causal))
+    return attend(q, k, v, pairs(ids, ids, at, at, causal))
 
 
-def _attend(q, k, v, seen):
-    """Attention over the pairs `seen`, `[i, j]` or `[b, i, j]`, or over all where it is None."""
+def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Tensor:
+    """Attention of any queries to any keys, over the pairs `seen`, or over all.
+
+    Args:
+      q: `[b, i, h, s]`.
+      k: `[b, j, h, s]`.
+      v: `[b, j, h, e]`.
+      seen: Bool `[i, j]`, or `[b, i, j]`, i being 1 where all queries see the same; None for all pairs.
+
+    Returns:
+      `[b, i, h, e]`, in the dtype of `v`; 0 where a query sees none.
+    """
     q = q * ops.cast(q.shape[-1] ** -0.5, q.dtype)
     if seen is None:
         return ops.custom_gradient(_with_gradient)(q, k, v)
@@ -109,7 +119,7 @@ def extend(state, q, k, v, *, valid=None, causal=True):
     cache = {name: append(state[name], x, start, valid) for name, x in (("k", k), ("v", v))}
     at = start[:, None] + ops.arange(new, dtype="int32")  # [b, k]
     seen = pairs(None, None, at, ops.arange(cache["k"].shape[1], dtype="int32")[None], causal)
-    out = _attend(q, cache["k"], cache["v"], seen)
+    out = attend(q, cache["k"], cache["v"], seen)
     return out, {**cache, "position": start + (new if valid is None else valid)}
 
 

@@ -10,7 +10,7 @@ def half(mixer):
 
 
 def self_attention(mixer, n):
-    return 2 * 4 * mixer.width**2 + half(mixer) * 4 * n * mixer.width
+    return 2 * (4 + mixer.gated) * mixer.width**2 + half(mixer) * 4 * n * mixer.width
 
 
 def _gated_unit(mixer):
@@ -22,12 +22,31 @@ def _gated_unit(mixer):
 
 def quadratic(mixer, n):
     projections, pair = _gated_unit(mixer)
-    return projections + half(mixer) * n * pair
+    wider = 0 if mixer.gated else mixer.expansion * mixer.width  # the gate's columns are values
+    return projections + 2 * wider * mixer.width + half(mixer) * n * (pair + 2 * wider)
 
 
 def mixed_chunk(mixer, n):
     projections, pair = _gated_unit(mixer)
-    return projections + half(mixer) * mixer.chunk_size * pair + 4 * mixer.key_dim * mixer.expansion * mixer.width
+    inside = half(mixer) * mixer.chunk_size * pair
+    before = mixer.overlapping * mixer.chunk_size * (1 - mixer.chunk_size / n) * pair  # the first chunk has none
+    across = 4 * mixer.key_dim * mixer.expansion * mixer.width
+    first = {"none": 0, "cls": 1, "chunks": n / mixer.chunk_size}[mixer.first_to_all] * pair
+    near = inside + before + first
+    return projections + {"both": near + across, "local": near, "global": across}[mixer.parts]
+
+
+def combiner(mixer, n):
+    d, c = mixer.width, mixer.chunk_size
+    others = half(mixer) * 4 * (n / c - 1) * d  # summaries of other chunks, and the pairs inside the own
+    if mixer.summaries == "fixed":
+        return 8 * d**2 + half(mixer) * 4 * c * d + others + 4 * d
+    return 12 * d**2 + 4 * c * d + half(mixer) * 4 * c * d + others
+
+
+def mixed_chunk_self_attention(mixer, n):
+    d = mixer.width
+    return _states(4 * d**2, d, d, mixer.heads) + half(mixer) * 4 * mixer.chunk_size * d
 
 
 def diag_attention(mixer, n):
@@ -44,7 +63,52 @@ def retention(mixer, n):
 
 def gated_linear_attention(mixer, n):
     d = mixer.width
-    return _states(4 * d**2 + 16 * (d + d / 2), d / 2, d, mixer.heads)
+    gates = 16 * {"key": d + d / 2, "value": 2 * d, "both": 3 * d + d / 2, "none": 0}[mixer.gates]
+    return _states(4 * d**2 + gates, d / 2, d, mixer.heads)
+
+
+def mamba(mixer, n):
+    d, e, r, s = mixer.width, 2 * mixer.width, -(-mixer.width // 16), mixer.state_size
+    return _states(d * 2 * e + 4 * e + e * (r + 2 * s) + r * e + e + e * d, e, s, 1)  # 4 of the convolution, and D
+
+
+def kernelized_attention(mixer, n):
+    return 8 * mixer.width**2 + 4 * n * mixer.width
+
+
+def nystromformer(mixer, n):
+    """To the landmarks, from them, among them, and six steps of four products for their inverse."""
+    d, t = mixer.width, mixer.landmarks
+    return 8 * d**2 + 8 * t * d + (4 * t**2 * d + 48 * t**3 * mixer.heads) / n
+
+
+def skyformer(mixer, n):
+    return nystromformer(mixer, n)
+
+
+def linformer(mixer, n):
+    return 8 * mixer.width**2 + 8 * mixer.rank * mixer.width
+
+
+def informer(mixer, n):
+    """Of all queries with the sample, and of those that attend with all keys and values."""
+    return 8 * mixer.width**2 + 6 * mixer.queries * mixer.width
+
+
+def reformer(mixer, n):
+    hashes, seen = mixer.buckets * mixer.width, 8 * mixer.chunk_size * mixer.width
+    return 6 * mixer.width**2 + mixer.rounds * (hashes + seen)
+
+
+def bigbird(mixer, n):
+    """What blocks see, and the first and the last, which see all and are seen by all."""
+    return 8 * mixer.width**2 + 4 * (7 + mixer.random_blocks) * mixer.chunk_size * mixer.width
+
+
+def transformer_ls(mixer, n):
+    """Windows, sums of keys and values, attention to them, and what weighs them."""
+    d, r = mixer.width, mixer.landmarks
+    return 8 * d**2 + 8 * mixer.chunk_size * d + 8 * r * d + 2 * d * mixer.heads * r
 
 
 def _states(weights, keys, values, heads):

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-SIZES = {"b": 2, "n": 37, "h": 2, "s": 8, "e": 16, "r": 8, "d": 12}  # n is prime: never a multiple of a chunk
+# n is prime: never a multiple of a chunk
+SIZES = {"b": 2, "n": 37, "h": 2, "s": 8, "e": 16, "r": 8, "d": 12, "m": 40, "w": 4}
 
 # Relative root-mean-square errors, but for the factor.
 FLOAT64 = 1e-12  # some thousand roundings of 1.1e-16, in another order of summation
@@ -98,3 +99,10 @@ LOOP_CYCLES = 3  # times: each pass copies what it carries, and what the gradien
 LINEAR = 1.15  # times, of the cost of a token at 1,024 times the length: sums over chunks of chunks add up to 12 %
 QUADRATIC = 0.05  # of 2, the exponent of n between lengths at which pairs are nearly all of the work
 TRACE_CLOCK = 0.05  # of the time of steps: marking them and the clock's own call lie outside the other's span
+
+# Times the least gradient of a weight that is alive, of those that are fainter by their formula. Combiner's first on a
+# summary: it reads the mean of a chunk, which of noise is near nothing, and acts on one key in a softmax over a chunk.
+FAINT = {"summary_in/kernel": 0.03}
+# Mamba's layers start with a hundredth from states and the rest from D x: this is what sets the pace of states.
+FAINT |= {name: 0.03 for name in ("log_decay_rate", "mixer/log_decay_rate", "step_bias", "mixer/step_bias")}
+FAINT["step_projection/kernel"] = 0.01

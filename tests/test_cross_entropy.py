@@ -74,3 +74,11 @@ def test_logits_in_the_thousands_do_not_overflow():
     t = tensors({**arrays, "x": 1000 * arrays["x"]}, "float32")
     got = cross_entropy(t["x"], t["table"], t["bias"], keras.ops.convert_to_tensor(labels, "int32"), weights)
     assert abs(to_numpy(got) / want - 1) < numerics.FLOAT32
+
+
+def test_no_bias_is_a_bias_of_zeros():
+    arrays, labels, weights = inputs()
+    want = oracle(**{**arrays, "bias": np.zeros(V)}, labels=labels, weights=weights)["value"]
+    x, table = (tensors(arrays, "float32")[name] for name in ("x", "table"))
+    got = cross_entropy(x, table, None, keras.ops.convert_to_tensor(labels, "int32"), np.float32(weights), block=8)
+    assert numerics.relative_error(to_numpy(got), want) < numerics.FLOAT32

@@ -31,6 +31,9 @@ def test_parameters_are_as_many_as_the_papers_have():
     gates = 16 * (d + d // 2) + d // 2  # two factors, and a bias
     assert parameters(GatedLinearAttention(), d) == 4 * d * d + d + d // H + gates
     assert parameters(GatedLinearAttention(gates="none"), d) == 4 * d * d + d + d // H
+    of_values = 16 * 2 * d + d
+    assert parameters(GatedLinearAttention(gates="value"), d) == 4 * d * d + d + d // H + of_values
+    assert parameters(GatedLinearAttention(gates="both"), d) == 4 * d * d + d + d // H + gates + of_values
 
 
 def test_retention_is_the_authors_with_channels_in_another_order():
@@ -149,8 +152,8 @@ def test_the_rms_of_all_heads_together_is_one():
      "GatedLinearAttention is causal by definition: it needs causal true, got False"),
     (lambda: GatedLinearAttention(gate_rank=0), "GatedLinearAttention needs heads and gate_rank >= 1, got 4 and 0"),
     (lambda: GatedLinearAttention(temperature=0.0), "GatedLinearAttention needs temperature > 0, got 0.0"),
-    (lambda: GatedLinearAttention(gates="both"),
-     "GatedLinearAttention: gates must be 'key' or 'none', got 'both'"),
+    (lambda: GatedLinearAttention(gates="all"),
+     "GatedLinearAttention: gates must be 'key', 'value', 'both' or 'none', got 'all'"),
     (lambda: GatedLinearAttention(gates="none", gate_rank=8),
      "GatedLinearAttention: gates 'none' needs the default gate_rank and temperature, got 8 and 16.0"),
 ])  # fmt: skip

@@ -150,6 +150,14 @@ def test_gates_act_on_the_channels_of_keys_as_by_hand():
     assert relative_error(gated(q, k, v, a), heads([8], [1.5 + 10 * 0.5])) < FLOAT64
 
 
+def test_gates_of_values_act_on_their_channels_as_by_hand():
+    q, k, v = heads([1, 1], [1, 10]), heads([3, 5], [0, 0]), heads([1, 2], [1, 1])
+    b = np.log(np.array([[[[1.0, 1.0]], [[0.5, 0.25]]]]))
+    assert relative_error(gated(q, k, v, value_log_decay=b), heads([8, 16], [53 * 0.5, 53 * 2 * 0.25])) < FLOAT64
+    a = np.log(np.array([[[[1.0, 1.0]], [[0.5, 0.1]]]]))
+    assert relative_error(gated(q, k, v, a, b), heads([8, 16], [6.5 * 0.5, 6.5 * 2 * 0.25])) < FLOAT64
+
+
 def test_a_document_of_a_decayed_state_starts_from_nothing():
     q, k, a = (normal(1, 6, 2, 4, seed=seed) for seed in range(3))
     v, a = normal(1, 6, 2, 3, seed=3), -np.abs(a)

@@ -12,6 +12,7 @@ NAMES = (
     "describe",
     "compile",
     "profile",
+    "tune",
     "plot",
     "inspect",
     "list",

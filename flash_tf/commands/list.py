@@ -1,4 +1,4 @@
-"""The mixers, models, sources and configs that there are."""
+"""Every system that there is, and the mixers, models, sources and configs."""
 
 from flash_tf.commands import gives_json, show
 
@@ -8,13 +8,14 @@ def add_arguments(parser) -> None:
 
 
 def run(args, log) -> None:
-    from flash_tf import config
+    from flash_tf import config, systems
     from flash_tf.data.sources import SOURCES
     from flash_tf.layers.feedforward import FEEDFORWARDS
     from flash_tf.layers.mixers import MIXERS
     from flash_tf.models import MODELS
 
     parts = {"mixers": MIXERS, "feedforwards": FEEDFORWARDS, "models": MODELS, "sources": SOURCES}
-    found = {name: registry.names() for name, registry in parts.items()} | {"configs": config.names()}
-    text = "\n".join(f"{name:<14}{f'{chr(10)}{14 * chr(32)}'.join(names)}" for name, names in found.items())
-    show(found if args.json else text, args.json)
+    named = {name: registry.names() for name, registry in parts.items()} | {"configs": config.names()}
+    found = systems.systems()
+    text = "\n".join(f"{name:<14}{f'{chr(10)}{14 * chr(32)}'.join(names)}" for name, names in named.items())
+    show({"systems": found, **named} if args.json else f"{systems.as_text(found)}\n\n{text}", args.json)

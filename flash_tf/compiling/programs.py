@@ -120,10 +120,21 @@ class Experiment:
 
     def trace_step(self, rows: int, length: int, stablehlo: bool = False) -> Traced:
         """The step, clipping and update with it, of a batch of that size; as text too if asked."""
+        return self._trace(*self._flat_step(rows, length), stablehlo)
+
+    def compiled_step(self, rows: int, length: int) -> bytes:
+        """The step of `trace_step` as XLA compiles it for the device at hand, a serialized `HloProto`."""
+        step, arguments = self._flat_step(rows, length)
+        compiled = tf.function(step, jit_compile=True, autograph=False)
+        ir = compiled.experimental_get_compiler_ir(*(tf.TensorSpec(a.shape, a.dtype) for a in arguments))
+        return ir(stage="optimized_hlo_proto_serialized")
+
+    def _flat_step(self, rows, length):
+        """The step as a function of tensors, and those."""
         batch = self.batch(rows, length)
         names = [argument.name for argument in batch]
         step = lambda *given: self.train_step(dict(zip(names, given[:-2], strict=True)), *given[-2:])  # noqa: E731
-        return self._trace(step, batch + STEP + RATE, stablehlo)
+        return step, batch + STEP + RATE
 
     def trace_forward(self, rows: int, length: int) -> Traced:
         """The evaluator's sums over a batch of that size, float32 `[1 + V]`."""
@@ -201,21 +212,27 @@ def _in_place(serialized, replaces):
 def _initialisers(config: Config) -> dict[str, dict]:
     """How each weight begins. Keras forgets it of a variable that has its value, so a model without any is asked."""
     with describing.without_weights():
-        return {v.path: _plain(v.path, v._initializer) for v in build.make_model(config).trainable_variables}
+        found = [(v.path, v.shape, v._initializer) for v in build.make_model(config).trainable_variables]
+    return {path: _plain(path, shape, initialiser) for path, shape, initialiser in found}
 
 
-def _plain(path: str, initialiser: keras.initializers.Initializer) -> dict:
-    """An initialiser in words.
+def _plain(path: str, shape: tuple[int, ...], initialiser: Callable) -> dict:
+    """An initialiser in words; one that is a function of a layer's own, which draws nothing, as its numbers.
 
     Raises:
-      ValueError: When it is neither normal nor constant.
+      ValueError: When it is another of Keras'.
     """
     kinds = keras.initializers
     if type(initialiser) is kinds.RandomNormal:
         return {"kind": "normal", "mean": float(initialiser.mean), "stddev": float(initialiser.stddev)}
+    if type(initialiser) is kinds.RandomUniform:
+        return {"kind": "uniform", "low": float(initialiser.minval), "high": float(initialiser.maxval)}
     constants = {kinds.Zeros: 0.0, kinds.Ones: 1.0}
     if type(initialiser) in constants:
         return {"kind": "constant", "value": constants[type(initialiser)]}
     if type(initialiser) is kinds.Constant and np.ndim(initialiser.value) == 0:
         return {"kind": "constant", "value": float(initialiser.value)}
-    raise ValueError(f"{path} begins by {type(initialiser).__name__}; an artifact knows RandomNormal and constants")
+    if not isinstance(initialiser, kinds.Initializer):
+        return values.given(np.asarray(initialiser(shape, "float32")))
+    known = "RandomNormal, RandomUniform and constants"
+    raise ValueError(f"{path} begins by {type(initialiser).__name__}; an artifact knows {known}")

@@ -1,6 +1,8 @@
 """Numbers that whoever traces a step and whoever runs it make alike, from a seed and a name. Needs NumPy alone."""
 
+import base64
 import hashlib
+import zlib
 
 import numpy as np
 
@@ -13,7 +15,8 @@ def initial(path: str, shape: tuple[int, ...], initialiser: dict, seed: int) -> 
     Args:
       path: The variable's. It decides the numbers, so that their order among variables does not.
       shape: Its shape.
-      initialiser: `{"kind": "normal", "mean", "stddev"}` or `{"kind": "constant", "value"}`.
+      initialiser: `{"kind": "normal", "mean", "stddev"}`, `{"kind": "uniform", "low", "high"}`, `{"kind": "constant",
+        "value"}`, or `{"kind": "given", "float32"}`, the numbers themselves, see `given`.
       seed: Of the run; not negative.
 
     Raises:
@@ -21,13 +24,26 @@ def initial(path: str, shape: tuple[int, ...], initialiser: dict, seed: int) -> 
     """
     if initialiser["kind"] == "constant":
         return np.full(shape, initialiser["value"], np.float32)
+    if initialiser["kind"] == "given":
+        data = zlib.decompress(base64.b64decode(initialiser["float32"]))
+        return np.frombuffer(data, "<f4").astype(np.float32).reshape(shape)
+    if initialiser["kind"] == "uniform":
+        low, high = np.float32(initialiser["low"]), np.float32(initialiser["high"])
+        return np.asarray(low + (high - low) * generator(path, seed).random(shape, np.float32), np.float32)
     if initialiser["kind"] != "normal":
-        raise ValueError(f"{path}: an initialiser is normal or constant, got {initialiser['kind']!r}")
+        known = "normal, uniform, constant or given"
+        raise ValueError(f"{path}: an initialiser is {known}, got {initialiser['kind']!r}")
     drawn = generator(path, seed).standard_normal(shape, np.float32)
     drawn = np.asarray(drawn, np.float32)  # of shape () NumPy draws a float
     drawn *= np.float32(initialiser["stddev"])
     drawn += np.float32(initialiser["mean"])
     return drawn
+
+
+def given(numbers: np.ndarray) -> dict:
+    """An initialiser that is its numbers, for the few that follow a rule of their own: compressed, in base64."""
+    data = zlib.compress(np.asarray(numbers, "<f4").tobytes(), 9)
+    return {"kind": "given", "float32": base64.b64encode(data).decode("ascii")}
 
 
 def made_up(shapes: dict[str, tuple[int, ...]], vocabulary_size: int, seed: int) -> dict[str, np.ndarray]:

@@ -12,6 +12,7 @@ EPSILON = 1e-5  # of the papers
 NORMS = {
     "scale_norm": functools.partial(ScaleNorm, epsilon=EPSILON),
     "layer_norm": functools.partial(keras.layers.LayerNormalization, epsilon=EPSILON),
+    "layer_norm_without_bias": functools.partial(keras.layers.LayerNormalization, epsilon=EPSILON, center=False),
     "rms_norm": functools.partial(keras.layers.RMSNormalization, epsilon=EPSILON),
     "simple_rms_norm": SimpleRMSNorm,
 }
@@ -30,7 +31,7 @@ class ResidualBlock(keras.layers.Layer):
 
     Args:
       inner: The layer inside: a mixer or a feed-forward layer.
-      norm: "scale_norm", "layer_norm", "rms_norm" or "simple_rms_norm".
+      norm: "scale_norm", "layer_norm", "layer_norm_without_bias", "rms_norm" or "simple_rms_norm".
       dropout: Rate at which numbers of the branch are dropped in training.
       remat: Whether the branch is computed again in the backward pass instead of kept. The dropout is not in it, so
         that both passes see one mask.

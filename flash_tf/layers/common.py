@@ -14,9 +14,11 @@ def normal() -> keras.initializers.Initializer:
     return keras.initializers.RandomNormal(0.0, 0.02)
 
 
-def projection(layer: keras.layers.Layer, width: int, name: str) -> keras.layers.Dense:
+def projection(layer: keras.layers.Layer, width: int, name: str, use_bias: bool = True) -> keras.layers.Dense:
     """A Keras Dense of `layer`, so that `enable_lora` and `quantize("int8")` reach it."""
-    return keras.layers.Dense(width, kernel_initializer=normal(), dtype=layer.dtype_policy, name=name)
+    return keras.layers.Dense(
+        width, use_bias=use_bias, kernel_initializer=normal(), dtype=layer.dtype_policy, name=name
+    )
 
 
 def parts_of(dense: keras.layers.Dense, x, widths: list, activation=keras.activations.linear) -> list:
@@ -28,9 +30,12 @@ def parts_of(dense: keras.layers.Dense, x, widths: list, activation=keras.activa
     ends = list(itertools.accumulate(widths))[:-1]
     if not on_tpu() or dense.quantization_mode:
         return ops.split(activation(dense(x)), ends, axis=-1)
-    x, kernel, bias = (ops.cast(tensor, dense.compute_dtype) for tensor in (x, dense.kernel, dense.bias))
-    cut = zip(ops.split(kernel, ends, axis=-1), ops.split(bias, ends), strict=True)
-    return [activation(ops.matmul(x, kernel) + bias) for kernel, bias in cut]
+    x, kernel = (ops.cast(tensor, dense.compute_dtype) for tensor in (x, dense.kernel))
+    products = [ops.matmul(x, part) for part in ops.split(kernel, ends, axis=-1)]
+    if dense.use_bias:
+        bias = ops.split(ops.cast(dense.bias, dense.compute_dtype), ends)
+        products = [product + part for product, part in zip(products, bias, strict=True)]
+    return [activation(product) for product in products]
 
 
 def check_activation(layer: keras.layers.Layer, name: str) -> None:

@@ -16,7 +16,7 @@ class GatedAttentionUnit(keras.layers.Layer):
 
     Source: FLASH (arXiv:2202.10447), section 2.2, Figure 2. One dense in-projection `[d, 2e + s]`.
 
-    A subclass names its `HEADS` and implements `attend`. It has at least the options below, as attributes.
+    A subclass has `head_names` and implements `attend`. It has at least the options below, as attributes.
 
     Args:
       key_dim: Width s of the shared representation z, even.
@@ -26,7 +26,7 @@ class GatedAttentionUnit(keras.layers.Layer):
       scale: "normalized", or "paper_appendix"; see the kernel.
     """
 
-    HEADS: tuple[str, ...] = ()
+    head_names: tuple[str, ...] = ()
 
     def _check(self):
         name = type(self).__name__
@@ -49,7 +49,7 @@ class GatedAttentionUnit(keras.layers.Layer):
         self.in_projection = projection(self, 2 * self.expansion * self.width + self.key_dim, "in_projection")
         self.out_projection = projection(self, self.width, "out_projection")
         self.offset_scale = OffsetScale(
-            self.HEADS, "normal" if paper_start else "ones", dtype=self.dtype_policy, name="offset_scale"
+            self.head_names, "normal" if paper_start else "ones", dtype=self.dtype_policy, name="offset_scale"
         )
         self.bias = RelativeBias(dtype=self.dtype_policy, name="relative_bias") if self.relative_bias else None
 
@@ -90,7 +90,7 @@ class GatedAttentionUnit(keras.layers.Layer):
     def activations(self) -> int:
         """Numbers kept per token for the backward pass, besides the attention weights: an estimate."""
         in_width = 2 * self.expansion * self.width + self.key_dim
-        return 2 * self.width + 2 * in_width + 2 * len(self.HEADS) * self.key_dim + 2 * self.value_width
+        return 2 * self.width + 2 * in_width + 2 * len(self.head_names) * self.key_dim + 2 * self.value_width
 
     def compute_output_shape(self, x_shape):
         return x_shape  # known without a trace, which an unknown length would stop on JAX

@@ -58,11 +58,11 @@ class LinearMixer(keras.layers.Layer):
             parts = "" if multiple == 1 else f" into multiples of {multiple}"
             raise ValueError(f"{name}: heads must divide the width{parts}, got heads {self.heads}, width {self.width}")
 
-    def build_heads(self, x_shape, multiple: int) -> None:
+    def build_heads(self, x_shape, multiple: int, use_bias: bool = True) -> None:
         """The projections of queries, keys and values in one, and of the output; and `turn`, where there is `lrpe`."""
         self.check_heads(x_shape, multiple)
-        self.in_projection = projection(self, 3 * self.width, "in_projection")
-        self.out_projection = projection(self, self.width, "out_projection")
+        self.in_projection = projection(self, 3 * self.width, "in_projection", use_bias)
+        self.out_projection = projection(self, self.width, "out_projection", use_bias)
         self.in_projection.build(x_shape)
         self.out_projection.build(x_shape)
         if self.lrpe:
@@ -119,3 +119,9 @@ def check_causal(mixer: LinearMixer) -> None:
     """Raises a ValueError unless the mixer is causal, where it cannot be otherwise."""
     if not mixer.causal:
         raise ValueError(f"{type(mixer).__name__} is causal by definition: it needs causal true, got {mixer.causal}")
+
+
+def check_tile(mixer: LinearMixer) -> None:
+    """Raises a ValueError unless the mixer's tile is one."""
+    if mixer.tile < 1:
+        raise ValueError(f"{type(mixer).__name__} needs tile >= 1, got {mixer.tile}")

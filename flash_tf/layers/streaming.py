@@ -18,7 +18,8 @@ def check_capacity(mixer, capacity: int | None) -> None:
     """Raises a ValueError unless `capacity` is given exactly where the state of `mixer` grows with the text."""
     name = type(mixer).__name__
     if mixer.grows and (capacity is None or capacity < 1):
-        raise ValueError(f"{name} keeps every token: it needs capacity, the most tokens of a row, got {capacity}")
+        needed = "keeps more for a longer text: it needs capacity, the most tokens of a row"
+        raise ValueError(f"{name} {needed}, got {capacity}")
     if not mixer.grows and capacity is not None:
         raise ValueError(f"{name} keeps no more for a longer text: it needs capacity None, got {capacity}")
 
@@ -42,5 +43,5 @@ def normalized(norm: keras.layers.Layer, x):
         variance = ops.mean(ops.square(wide), axis=-1, keepdims=True) - ops.square(mean)
     else:
         variance = ops.mean(ops.square(wide - mean), axis=-1, keepdims=True)
-    gamma, beta = (ops.cast(weight, wide.dtype) for weight in (norm.gamma, norm.beta))
-    return ops.cast((wide - mean) * ops.rsqrt(variance + norm.epsilon) * gamma + beta, norm.compute_dtype)
+    y = (wide - mean) * ops.rsqrt(variance + norm.epsilon) * ops.cast(norm.gamma, wide.dtype)
+    return ops.cast(y if norm.beta is None else y + ops.cast(norm.beta, wide.dtype), norm.compute_dtype)

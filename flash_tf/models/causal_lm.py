@@ -119,7 +119,7 @@ class CausalLM(LanguageModel):
         if last and token_ids.shape[1] != 1:
             at = (ops.full_like(position, tokens) if valid is None else ops.maximum(valid, 1)) - 1
             x = ops.take_along_axis(x, at[:, None, None], axis=1)
-        return self.head(normalized(self.final_norm, x)), self._join(states, position)
+        return self.head(normalized(self.final_norm, self.project(x))), self._join(states, position)
 
     def generate(self, prompts, max_new_tokens=64, sampler="greedy", seed=0, stop_tokens=None):
         """Continues prompts of any lengths, in one compiled loop; prompts of like sizes share what is compiled.

@@ -27,7 +27,8 @@ class TokenEmbedding(keras.layers.ReversibleEmbedding):
 class LanguageModel(keras.Model):
     """Token ids `[b, n]` -> logits `[b, n, V]`: `norm(x) E^T + bias`, E being the embedding.
 
-    Tied embedding and output bias are what the parameter counts of FLASH's tables imply.
+    Tied embedding and output bias are what the parameter counts of FLASH's tables imply. The options from
+    `embedding_norm` on are what those of other papers imply: a head without bias as LLaMA's, or one as RoBERTa's.
 
     A subclass sets `causal` and has `call`.
 
@@ -38,11 +39,16 @@ class LanguageModel(keras.Model):
       mixer: `{"type": name, **options}` of a mixer, but for `causal`, which the model sets; or a list of them, which
         share the blocks in equal parts, in their order.
       feedforward: `{"type": name, **options}`, or None: a gated attention unit needs none.
-      norm: "scale_norm", FLASH's for masked models, "layer_norm", for causal ones, "rms_norm" or "simple_rms_norm".
+      norm: "scale_norm", FLASH's for masked models, "layer_norm", for causal ones, "layer_norm_without_bias",
+        "rms_norm" or "simple_rms_norm".
       position_embedding: "scaled_sin", "learned", or None.
       max_length: The longest sequence that learned positions take; None for the others.
       dropout: Rate on the output of every layer.
       remat: Whether layers are computed again in the backward pass instead of kept: less memory, a third more time.
+      embedding_norm: The norm of what the first block sees, or None.
+      head_bias: Whether each token of the vocabulary has a bias.
+      head_norm: The norm before the head, where it is another than `norm`; None if not.
+      head_projection: Whether `gelu(W x + b)` stands before that norm, as in BERT's head for masked tokens.
       **kwargs: Passed to `keras.Model`.
 
     Attributes:
@@ -64,12 +70,18 @@ class LanguageModel(keras.Model):
         max_length: int | None = None,
         dropout: float = 0.0,
         remat: bool = False,
+        embedding_norm: str | None = None,
+        head_bias: bool = True,
+        head_norm: str | None = None,
+        head_projection: bool = False,
         **kwargs,
     ):
         super().__init__(**kwargs)
         self.vocabulary_size, self.width, self.depth, self.mixer = vocabulary_size, width, depth, mixer
         self.feedforward, self.norm, self.position_embedding = feedforward, norm, position_embedding
         self.max_length, self.dropout, self.remat = max_length, dropout, remat
+        self.embedding_norm, self.head_bias = embedding_norm, head_bias
+        self.head_norm, self.head_projection = head_norm, head_projection
         self._check()
         self._make_layers()
 
@@ -113,7 +125,13 @@ class LanguageModel(keras.Model):
             if self.feedforward is not None:
                 inner = FEEDFORWARDS.build(self.feedforward, name="feedforward", **same)
                 self.blocks.append(self._block(inner, f"feedforward_{i}"))
-        self.final_norm = normalizer(self.norm, name="final_norm", **same)
+        if self.embedding_norm is not None:
+            self.first_norm = normalizer(self.embedding_norm, name="first_norm", **same)
+        if self.head_projection:
+            self.transform = keras.layers.Dense(
+                self.width, activation="gelu", kernel_initializer=normal(), name="transform", **same
+            )
+        self.final_norm = normalizer(self.head_norm or self.norm, name="final_norm", **same)
 
     def _block(self, inner, name):
         return ResidualBlock(inner, self.norm, self.dropout, self.remat, name=name, dtype=self.dtype_policy)
@@ -124,9 +142,12 @@ class LanguageModel(keras.Model):
         self.embedding.build((None, None))
         if self.position_embedding is not None:
             self.positions.build((None, None))
-        for layer in (*self.blocks, self.final_norm):
+        others = [getattr(self, name) for name in ("first_norm", "transform") if hasattr(self, name)]
+        for layer in (*self.blocks, *others, self.final_norm):
             layer.build(activations)
-        self.output_bias = self.add_weight(name="output_bias", shape=(self.vocabulary_size,), initializer="zeros")
+        self.output_bias = None
+        if self.head_bias:
+            self.output_bias = self.add_weight(name="output_bias", shape=(self.vocabulary_size,), initializer="zeros")
         self.built = True
 
     def embed(self, token_ids, positions):
@@ -135,7 +156,8 @@ class LanguageModel(keras.Model):
         if self.position_embedding == "learned" and n is not None and n > self.max_length:
             raise ValueError(f"{self.name} has learned positions for max_length={self.max_length} tokens, got {n}")
         x = self.embedding(token_ids)
-        return x if self.position_embedding is None else x + self.positions(positions)
+        x = x if self.position_embedding is None else x + self.positions(positions)
+        return x if self.embedding_norm is None else self.first_norm(x)
 
     def tokenize(self, texts: list[str]) -> list:
         """The token ids of each text, int32 `[length]`.
@@ -166,7 +188,11 @@ class LanguageModel(keras.Model):
         x = self.embed(token_ids, positions)
         for block in self.blocks:
             x = block(x, **masks, positions=positions, training=training)
-        return self.final_norm(x)
+        return self.final_norm(self.project(x))
+
+    def project(self, x):
+        """What the last block puts out, `[..., d]` -> what the norm before the head takes, `[..., d]`."""
+        return self.transform(x) if self.head_projection else x
 
     def _padded(self, texts):
         """Token ids `[b, n]` of texts, and which of them are real."""
@@ -183,7 +209,8 @@ class LanguageModel(keras.Model):
 
     def head(self, x):
         """Activations `[..., d]` -> logits `[..., V]`."""
-        return self.embedding(x, reverse=True) + ops.cast(self.output_bias, self.compute_dtype)
+        logits = self.embedding(x, reverse=True)
+        return logits if self.output_bias is None else logits + ops.cast(self.output_bias, self.compute_dtype)
 
     @property
     def kinds(self) -> list[dict]:
@@ -203,7 +230,7 @@ class LanguageModel(keras.Model):
 
     @property
     def grows(self) -> bool:
-        """Whether the state keeps every token of a text, in one block or all, and so needs a capacity."""
+        """Whether the state is the larger the longer the text, in one block or all, and so needs a capacity."""
         return any(mixer.grows for mixer in self.mixers)
 
     @property
@@ -213,7 +240,7 @@ class LanguageModel(keras.Model):
 
     def flops(self, n: int, predicted: int) -> int:
         """Forward FLOPs over one sequence of n tokens, multiply-adds as two, the head on `predicted` positions."""
-        head = 2 * predicted * self.width * self.vocabulary_size
+        head = 2 * predicted * self.width * self.vocabulary_size + 2 * n * self.width**2 * self.head_projection
         return head + sum(block.inner.flops(n) for block in self.blocks)
 
     def activation_bytes(self, n: int, predicted: int, itemsize: int) -> int:

@@ -167,7 +167,7 @@ def _row_sums(axes, part):
     if len(sums) > 1:
         axes.fill_between(at, sums.min(axis=0), sums.max(axis=0), color=style.COLOURS[0], alpha=0.2, linewidth=0)
     axes.plot(at, sums.mean(axis=0), color=style.COLOURS[0], linewidth=1.2, marker="." if len(at) < 80 else "")
-    axes.set_ylim(bottom=0, top=None if sums.max() > 0 else 1)
+    axes.set_ylim(bottom=min(0, sums.min()), top=None if sums.any() else 1)
     if silent.any():
         rows = at[silent.any(axis=0)]
         axes.plot(rows, np.zeros(len(rows)), "x", color=style.COLOURS[1], ms=5, clip_on=False, label="dead")

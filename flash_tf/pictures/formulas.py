@@ -126,3 +126,20 @@ class GatedUnit:
     def leave(self, attended: np.ndarray) -> np.ndarray:
         """`[n, e]` -> `[n, d]`, without the output's bias."""
         return (self._gate * attended) @ array(self._unit.out_projection.kernel)
+
+
+def gaussian(q: np.ndarray, k: np.ndarray) -> np.ndarray:
+    """exp(-|q - k|^2 / (2 sqrt(s))) of `[h, i, s]` and `[h, j, s]`."""
+    squares = ((q[:, :, None] - k[:, None]) ** 2).sum(axis=-1)
+    return np.exp(-squares / (2 * np.sqrt(q.shape[-1])))
+
+
+def nearly_inverse(matrix: np.ndarray) -> np.ndarray:
+    """Six steps of the iteration that Nystromformer and Skyformer take for the inverse of `[h, t, t]`."""
+    one, size = np.eye(matrix.shape[-1]), np.abs(matrix)
+    scale = size.sum(axis=-1).max(axis=-1) * size.sum(axis=-2).max(axis=-1)
+    found = np.swapaxes(matrix, -1, -2) / scale[:, None, None]
+    for _ in range(6):
+        product = matrix @ found
+        found = found @ (13 * one - product @ (15 * one - product @ (7 * one - product))) / 4
+    return found

@@ -1,6 +1,7 @@
 """From a config to its parts: tokenizer, token caches, model, objective."""
 
 import dataclasses
+import inspect
 import os
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from flash_tf.config import Config, MaskingConfig
 from flash_tf.data.sources import SOURCES
 from flash_tf.data.token_cache import TokenCache
 from flash_tf.data.tokenizer import Tokenizer
+from flash_tf.layers.mixers import MIXERS
 from flash_tf.models import MODELS
 from flash_tf.models.language_model import listed
 from flash_tf.training.run_directory import TOKENIZER
@@ -29,11 +31,7 @@ def with_masking(config: Config) -> Config:
     n, length = config.data.sequence_length, config.model.get("max_length")
     if length is not None and length < n:
         raise ValueError(f"model.max_length ({length}) must be at least data.sequence_length ({n})")
-    for mixer in listed(config.model["mixer"]):
-        if mixer.get("cosine_length") is not None and mixer["cosine_length"] < n:
-            raise ValueError(
-                f"a mixer's cosine_length ({mixer['cosine_length']}) must be at least data.sequence_length ({n})"
-            )
+    _check_mixers(config)
     masked = config.model["type"] == "masked_lm"
     if masked and config.masking is None:
         config = dataclasses.replace(config, masking=MaskingConfig())
@@ -42,6 +40,21 @@ def with_masking(config: Config) -> Config:
     if config.masking is not None and not masked:
         raise ValueError(f"masking belongs to masked_lm and to no other model, got it with {config.model['type']}")
     return config
+
+
+def _check_mixers(config):
+    """Raises a ValueError where a mixer cannot read the rows of the data."""
+    n = config.data.sequence_length
+    for mixer in listed(config.model["mixer"]):
+        cls = MIXERS.get(mixer["type"])
+        given = {name: option.default for name, option in inspect.signature(cls).parameters.items()} | mixer
+        for option in ("cosine_length", "max_length"):
+            if given.get(option) is not None and given[option] < n:
+                raise ValueError(f"a mixer's {option} ({given[option]}) must be at least data.sequence_length ({n})")
+        if config.data.packing == "documents" and not getattr(cls, "packs", True):
+            raise ValueError(
+                f"mixer {mixer['type']!r} reads a row as one text: it needs data.packing concatenate, got documents"
+            )
 
 
 def model_extras(config: Config) -> dict:

@@ -57,6 +57,14 @@ def test_a_wrong_gradient_is_a_wrong_kernel():
     assert error > kernels.PARITY and where.startswith("the gradient of ")
 
 
+def test_a_kernel_is_timed_once_for_each_value_of_an_option():
+    spec = kernels_xla.specs()["linear"]
+    timed = [one.timed for one in kernels.varied(spec, ["form", "chunks", "matmul"])]
+    assert timed == [{**spec.timed, "form": form} for form in ("chunks", "matmul")]
+    assert kernels.varied(spec, ["chunk_size", "64"])[0].timed["chunk_size"] == 64
+    assert kernels.varied(spec, None) == [spec]
+
+
 def test_sizes_have_every_axis_of_every_kernel():
     for spec in kernels_xla.specs().values():
         for sizes in ({**kernels.SIZES, "b": 1, "n": 3}, {**kernels.SMALL, "n": 3}):
@@ -69,6 +77,10 @@ def test_sizes_have_every_axis_of_every_kernel():
         (["--kernel", "nothing"], "no kernel is called nothing; there are "),
         (["--lengths", "500"], "every length must divide --tokens (65536), got 500"),
         (["--repeats", "1"], "--repeats must be 2 or more, for a median, got 1"),
+        (
+            ["--kernel", "norms", "--vary", "form", "chunks"],
+            "--vary needs an option of the kernel norms and its values, got form chunks",
+        ),
     ],
 )
 def test_bad_input_is_named(arguments, said):

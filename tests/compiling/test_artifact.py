@@ -115,14 +115,36 @@ def test_initial_values_follow_from_seed_and_name_and_have_the_asked_moments():
     assert draw("a", 0).mean() == pytest.approx(0.5, abs=5 * 0.02 / np.sqrt(200_000))
     assert draw("a", 0).std() == pytest.approx(0.02, rel=5 / np.sqrt(2 * 200_000))
     assert values.initial("a", (), normal, 0).shape == ()
-    with pytest.raises(ValueError, match="a: an initialiser is normal or constant, got 'uniform'"):
-        values.initial("a", (), {"kind": "uniform"}, 0)
+    with pytest.raises(ValueError, match="a: an initialiser is normal, uniform, .*, got 'orthogonal'"):
+        values.initial("a", (), {"kind": "orthogonal"}, 0)
+
+
+def test_even_numbers_and_given_ones_come_back():
+    even = values.initial("a", (400, 500), {"kind": "uniform", "low": -0.5, "high": 1.5}, 0)
+    assert even.dtype == np.float32 and -0.5 <= even.min() < -0.49 and 1.49 < even.max() < 1.5
+    assert even.mean() == pytest.approx(0.5, abs=5 * 2 / np.sqrt(12 * 200_000))
+    numbers = np.float32([[0.1, -2.0], [3.5, 1e-30]])
+    np.testing.assert_array_equal(values.initial("a", (2, 2), values.given(numbers), 0), numbers)
+
+
+@pytest.mark.parametrize("mixer", [{"type": "diag_attention", "heads": 2}, {"type": "mamba", "state_size": 4}], ids=str)
+def test_weights_that_begin_by_a_rule_of_their_own_are_in_the_manifest(mixer):
+    loaded = config.load("wikitext2_lm/flash", [f"model.mixer={json.dumps(mixer)}", "model.vocabulary_size=100"])
+    experiment = programs.Experiment(*artifact.prepare(loaded))
+    before = {v.path: v.numpy() for v in experiment.model.trainable_variables}
+    held = {argument.name: argument.initialiser for _, argument in experiment._held}
+    experiment.assign_initial_values()
+    of_its_own = [path for path, one in held.items() if one["kind"] == "given"]
+    assert of_its_own
+    for path in of_its_own:
+        after = {v.path: v.numpy() for v in experiment.model.trainable_variables}[path]
+        np.testing.assert_array_equal(after, before[path])
 
 
 def test_an_initialiser_that_no_one_else_can_make_is_named():
-    assert programs._plain("w", keras.initializers.Constant(0.5)) == {"kind": "constant", "value": 0.5}
-    with pytest.raises(ValueError, match="w begins by GlorotUniform; an artifact knows RandomNormal and constants"):
-        programs._plain("w", keras.initializers.GlorotUniform())
+    assert programs._plain("w", (), keras.initializers.Constant(0.5)) == {"kind": "constant", "value": 0.5}
+    with pytest.raises(ValueError, match="w begins by GlorotUniform; an artifact knows RandomNormal, .* and constants"):
+        programs._plain("w", (2, 2), keras.initializers.GlorotUniform())
 
 
 def test_the_ids_without_a_tokenizer_are_those_of_one_that_is_trained(tmp_path):

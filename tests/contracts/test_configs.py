@@ -9,25 +9,16 @@ import tensorflow as tf
 
 from flash_tf import config, describing
 from flash_tf.layers.feedforward import FEEDFORWARDS
-from flash_tf.layers.gated_attention_unit import GatedAttentionUnit
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.models import MODELS
 from flash_tf.models.language_model import listed
 from flash_tf.training import build
 from tests.backends import to_numpy
 from tests.mixer_flops import forward_flops
-from tests.numerics import DEAD_GRADIENT, DEAD_ROW_SUM
+from tests.numerics import DEAD_GRADIENT, DEAD_ROW_SUM, FAINT
 from tests.oracles import ORACLES
 
 each_config = pytest.mark.parametrize("name", config.names())
-PAPER = {  # millions of parameters of the rows of FLASH's tables, vocabulary 32,000 tied, with output bias
-    "mlm_c4": {"transformer": 110.06, "transformer_plus": 109.63, "transformer_plus_plus": 109.64,
-               "performer": 109.63, "flash_quad": 112.02, "flash": 112.03},
-    "lm_wiki40b": {"transformer": 110.06, "transformer_plus": 109.66, "transformer_plus_plus": 109.68,
-                   "performer": 109.66, "flash_quad": 112.05, "flash": 112.07},
-    "lm_pg19": {"transformer_plus": 486.27, "transformer_plus_plus": 486.35, "flash_quad": 495.80, "flash": 495.84},
-}  # fmt: skip
-ROWS = [(f"{task}/{model}", millions) for task, rows in PAPER.items() for model, millions in rows.items()]
 SMALL = {"width": 64, "depth": 2, "vocabulary_size": 500, "heads": 4, "key_dim": 16, "chunk_size": 16, "n": 64}
 # Weights of N(0, 0.02) are made for wide models: row sums fall with the fourth power of the width.
 MIDDLE = {**SMALL, "width": 384, "key_dim": 128, "chunk_size": 64, "n": 256}
@@ -52,6 +43,7 @@ def count(type, **options):
 def shrunk(name, sizes, *overrides):
     """The config with every size that it names, of model or mixer, replaced; two sequences a step."""
     model = config.load(name).model
+    sizes = {**sizes, "depth": max(sizes["depth"], len(listed(model["mixer"])))}
     small = [f"model.{k}={sizes[k]}" for k in model if k in sizes]
     mixers = [{**mixer, **{k: sizes[k] for k in mixer if k in sizes}} for mixer in listed(model["mixer"])]
     small += [f"model.mixer={json.dumps(mixers if isinstance(model['mixer'], list) else mixers[0])}"]
@@ -86,7 +78,7 @@ def gradients(loaded, model):
 def test_every_mixer_feedforward_and_model_has_a_config():
     models = [config.load(name).model for name in config.names()]
     assert {mixer["type"] for model in models for mixer in listed(model["mixer"])} == set(MIXERS.names())
-    assert {model["feedforward"]["type"] for model in models if "feedforward" in model} == set(FEEDFORWARDS.names())
+    assert {model["feedforward"]["type"] for model in models if model.get("feedforward")} == set(FEEDFORWARDS.names())
     assert {model["type"] for model in models} == set(MODELS.names())
 
 
@@ -98,15 +90,6 @@ def test_a_config_is_described_at_full_size_without_allocating_a_weight(name):
     assert said["weight_and_optimizer_bytes"] == 12 * said["parameters"]
     assert (said["decode_state_bytes"] is None) == (said["model"] == "masked_lm")
     assert all(variable._value is None for variable in model.variables)
-
-
-@pytest.mark.parametrize(("name", "millions"), ROWS)
-def test_the_parameter_count_is_that_of_the_papers_row(name, millions):
-    assert round(described(name)[2]["parameters"] / 1e6, 2) == millions
-
-
-def test_every_config_of_a_task_of_the_paper_has_a_row():
-    assert {name for name in config.names() if name.split("/")[0] in PAPER} == {name for name, _ in ROWS}
 
 
 @pytest.mark.slow
@@ -159,12 +142,12 @@ def row_sum(mixer, x):
     )
     a, b = (to_numpy(w) for w in (mixer.bias.a, mixer.bias.b))
     ones, options = np.ones([*z.shape[:2], 1]), {"causal": mixer.causal, "scale": mixer.scale}
-    if mixer.HEADS == ("q", "k"):
+    if mixer.head_names == ("q", "k"):
         sums = ORACLES["quadratic"](head("q"), head("k"), ones[..., None], a, b, divisor=mixer.divisor, **options)
     else:
         nothing = np.zeros([*z.shape[:2], s])  # silences the linear part
         quadratic = (head("quad_q")[:, :, 0], head("quad_k")[:, :, 0])
-        chunk = {"chunk_size": mixer.chunk_size}
+        chunk = {"chunk_size": mixer.chunk_size, "overlapping": mixer.overlapping}
         sums = ORACLES["mixed_chunk"](*quadratic, nothing, nothing, ones, a, b, **chunk, **options)
     return float(sums.mean())
 
@@ -178,13 +161,15 @@ def dead(loaded, model):
     model(ids)
     for block in model.blocks:
         del block.norm.call
-    gated = [block for block in model.blocks if isinstance(block.inner, GatedAttentionUnit)]
+    gated = [block for block in model.blocks if {"q", "quad_q"} & set(getattr(block.inner, "head_names", ()))]
+    gated = [block for block in gated if getattr(block.inner, "kernel", "relu2") == "relu2"]  # softmax's sums are 1
     sums = {block.name: row_sum(block.inner, to_numpy(inputs[block.name])) for block in gated}
     _, found = gradients(loaded, model)
     sizes = {path: float(np.sqrt(np.mean(g**2))) for path, g in found.items()}
     middle = np.median(list(sizes.values()))
+    faint = lambda path: FAINT.get("/".join(path.split("/")[-2:]), 1)  # noqa: E731
     return sorted(k for k, v in sums.items() if v < DEAD_ROW_SUM) + sorted(
-        path for path, size in sizes.items() if size < DEAD_GRADIENT * middle
+        path for path, size in sizes.items() if size < DEAD_GRADIENT * faint(path) * middle
     )
 
 
@@ -208,13 +193,18 @@ def test_gamma_of_the_papers_start_is_found_dead_at_the_default_scale(name):
 @each_config
 def test_a_longer_sequence_is_one_override(name):
     before, _, short = described(name)
-    # cosFormer's constant is a part of the function, and must be no less than the length.
-    constants = ["model.mixer.cosine_length=1024"] if "cosine_length" in listed(before.model["mixer"])[0] else []
+    # cosFormer's constant and Linformer's are a part of the function, and must be no less than the length.
+    mixer = listed(before.model["mixer"])[0]
+    constants = [f"model.mixer.{option}=1024" for option in ("cosine_length", "max_length") if option in mixer]
+    constants += ["model.max_length=1024"] if "max_length" in before.model else []
     loaded, model, said = described(name, ["data.sequence_length=1024", *constants])
     assert loaded.batch_size * 1024 == before.batch_size * before.data.sequence_length == before.train.tokens_per_step
     learned = loaded.model.get("position_embedding") == "learned"
     assert model.max_length == (1024 if learned else None)
-    more = (1024 - before.data.sequence_length) * model.width if learned else 0
+    positions = before.model.get("max_length", before.data.sequence_length)
+    more = (1024 - positions) * model.width if learned else 0
+    if "max_length" in mixer:  # and mixes as many positions, in each block
+        more += model.depth * mixer["heads"] * mixer["rank"] * (1024 - mixer["max_length"])
     assert said["parameters"] - short["parameters"] == more
 
 
@@ -229,6 +219,7 @@ def test_flops_are_those_of_the_formulas(name):
         hidden["glu"] = 3 * model.feedforward["hidden"]
     feedforward = 2 * d * hidden[model.feedforward["type"]] if model.feedforward else 0
     head = 2 * d * model.vocabulary_size * build.predicted(loaded) / n
+    head += 2 * d * d * model.head_projection
     total = sum(forward_flops(mixer, n) for mixer in model.mixers) + model.depth * feedforward + head
     assert said["forward_flops_per_token"] == round(total)
 

@@ -15,8 +15,9 @@ from tests.backends import call, compiled, differentiate, extend, start, tensors
 from tests.numerics import FLOAT32, SIZES, at, errors, inputs, masks, real_tokens, relative_error, rows, tokens
 from tests.oracles import ORACLES
 
-CASES = [(spec, case) for spec in kernels_xla.specs().values() for case in spec.cases]
+CASES = [(spec.of(case), case) for spec in kernels_xla.specs().values() for case in spec.cases]
 B, N = SIZES["b"], SIZES["n"]
+LAYOUTS = {"whole": None, "padded": "padding_mask", "packed": "segment_ids"}  # and the mask that each needs
 
 
 def name_of(spec, case):
@@ -41,20 +42,32 @@ def optional(spec):
 
 every_kernel = each(lambda spec, case: True)
 each_chunked = each(lambda spec, case: "chunk_size" in case)
-each_causal = each(lambda spec, case: spec.stream is None or case.get("causal"))  # no stream: sees its own token only
-each_free_of_length = each(lambda spec, case: spec.stream is None or streams(spec, case))
+each_causal = each(lambda spec, case: spec.tokenwise or case.get("causal"))
+each_free_of_length = each(lambda spec, case: spec.tokenwise or streams(spec, case))
 each_stream = each(streams)
 each_masked = each(lambda spec, case: spec.masks)
+each_packed = each(lambda spec, case: "segment_ids" in spec.masks)
 each_with_optional = each(lambda spec, case: optional(spec))
 each_with_positions = each(lambda spec, case: "positions" in spec.inputs)
-every_layout = pytest.mark.parametrize(
-    ("spec", "case", "layout"),
-    [
+
+
+def layouts(spec):
+    """How `masks` may lay out the tokens of a kernel."""
+    return [layout for layout, mask in LAYOUTS.items() if mask is None or mask in spec.masks]
+
+
+def each_layout(*kept):
+    """Parametrizes a test by the kernels, their cases, and the layouts among `kept` that they take."""
+    found = [
         pytest.param(spec, case, layout, id=f"{name_of(spec, case)}-{layout}")
         for spec, case in CASES
-        for layout in (("whole", "padded", "packed") if spec.masks else ("whole",))
-    ],
-)
+        for layout in layouts(spec)
+        if layout in kept
+    ]
+    return pytest.mark.parametrize(("spec", "case", "layout"), found)
+
+
+every_layout = each_layout(*LAYOUTS)
 
 
 def test_every_kernel_has_an_oracle():
@@ -96,9 +109,9 @@ def test_fast_equals_the_oracle_at_any_length(spec, case):
 
 
 @each_chunked
-@pytest.mark.parametrize("layout", ["whole", "packed"])
-def test_fast_equals_the_reference_over_more_than_one_group_of_chunks(spec, case, layout):
-    n = 2 * GROUP + 9  # sums over chunks go in groups
+@pytest.mark.parametrize("ends", [0, -1], ids=["whole", "masked"])
+def test_fast_equals_the_reference_over_more_than_one_group_of_chunks(spec, case, ends):
+    n, layout = 2 * GROUP + 9, layouts(spec)[ends]  # sums over chunks go in groups
     arrays, masked, case = inputs(spec, b=1, n=n), masks(layout, b=1, n=n), {**case, "chunk_size": 2}
     got = differentiate(spec.fast, case, arrays, masked)
     found = errors(got, differentiate(spec.reference, case, arrays, masked, "float64"))
@@ -129,7 +142,7 @@ def test_far_positions_cost_bfloat16_only_the_rounding_of_the_result(spec, case)
 
 @every_kernel
 def test_xla_compiles_to_the_same_value_and_gradients(spec, case):
-    arrays, masked = inputs(spec), masks("packed" if spec.masks else "whole")
+    arrays, masked = inputs(spec), masks(layouts(spec)[-1])
     got = differentiate(compiled(functools.partial(spec.fast, **case)), {}, arrays, masked)
     found = errors(got, differentiate(spec.reference, case, arrays, masked, "float64"))
     assert max(found.values()) < FLOAT32, found
@@ -167,8 +180,7 @@ def test_an_optional_parameter_left_out_equals_zeros(spec, case):
         assert relative_error(call(function, case, without), call(function, case, {**arrays, **zeros})) < FLOAT32
 
 
-@each_masked
-@pytest.mark.parametrize("layout", ["padded", "packed"])
+@each_layout("padded", "packed")
 def test_padding_changes_no_output_and_gets_no_gradient(spec, case, layout):
     masked = masks(layout)
     real, clean = real_tokens(masked), inputs(spec)
@@ -205,7 +217,7 @@ def test_a_row_of_padding_gives_zeros_and_finite_gradients(spec, case):
     assert all(np.isfinite(to_numpy(x)).all() for x in gradients.values())
 
 
-@each_masked
+@each_packed
 def test_packed_documents_equal_themselves_alone(spec, case):
     c = spec.model_chunk(case) if spec.model_chunk(case) > 1 else 5
     starts, lengths = [0, 3 * c, 4 * c], [2 * c + 1, c, 3 * c - 1]  # what is between two documents is padding

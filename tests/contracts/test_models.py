@@ -21,6 +21,10 @@ CHANGED = {  # none at its default
     "max_length": N,
     "dropout": 0.25,
     "remat": True,
+    "embedding_norm": "layer_norm",
+    "head_bias": False,
+    "head_norm": "rms_norm",
+    "head_projection": True,
 }
 each_model = pytest.mark.parametrize("kind", MODELS.names())
 each_position = pytest.mark.parametrize(
@@ -191,10 +195,15 @@ def test_a_model_is_causal_exactly_when_it_says_so(kind, mixer):
     options = {"heads": 2, "chunk_size": C, "key_dim": 16}
     takes = inspect.signature(MIXERS.get(mixer)).parameters
     mixed = {"type": mixer, **{k: v for k, v in options.items() if k in takes}}
-    if getattr(MIXERS.get(mixer), "causal_only", False) and not MODELS.get(kind).causal:
-        with pytest.raises(ValueError, match=r"^\w+ is causal by definition: it needs causal true, got False$"):
-            model_of(kind, mixer=mixed)
-        return
+    refused = {
+        "causal_only": (False, r"^\w+ is causal by definition: it needs causal true, got False$"),
+        "never_causal": (True, r"^\w+ reads the whole text: it needs causal false, got True$"),
+    }
+    for attribute, (causal, message) in refused.items():
+        if getattr(MIXERS.get(mixer), attribute, False) and MODELS.get(kind).causal == causal:
+            with pytest.raises(ValueError, match=message):
+                model_of(kind, mixer=mixed)
+            return
     model, ids = model_of(kind, mixer=mixed), token_ids(B, N)
     changed = np.where(np.arange(N) < 20, ids, (ids + 1) % V)
     same = relative_error(to_numpy(model(changed))[:, :20], to_numpy(model(ids))[:, :20]) < FLOAT32
@@ -216,7 +225,7 @@ def test_learned_positions_refuse_a_longer_sequence(kind):
     ({"position_embedding": "rotary"}, "position_embedding must be 'scaled_sin', 'learned' or null, got 'rotary'"),
     ({"depth": 0}, "needs depth >= 1, got 0"),
     ({"vocabulary_size": 0}, "needs vocabulary_size >= 1, got 0"),
-    ({"norm": "batch_norm"}, "norm must be one of scale_norm, layer_norm, rms_norm, simple_rms_norm, got 'batch_norm'"),
+    ({"norm": "batch_norm"}, "norm must be one of scale_norm, layer_norm, .*, simple_rms_norm, got 'batch_norm'"),
     ({"dropout": 1.0}, "needs 0 <= dropout < 1, got 1.0"),
     ({"widht": 3}, "has no option 'widht'; did you mean 'width'?"),
     ({"mixer": {"type": "mixed_chunks"}}, "no mixer is called 'mixed_chunks'; did you mean 'mixed_chunk'?"),

@@ -12,7 +12,7 @@ from flash_tf.exporting import saved_model
 from flash_tf.layers.gated_attention_unit import GatedAttentionUnit
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.training import build, loop, weights
-from tests.contracts.test_mixers import SMALL, causal_only, defaults
+from tests.contracts.test_mixers import SMALL, causal_only, defaults, never_causal
 from tests.training import runs
 
 LENGTH, NEW = 40, 5
@@ -35,7 +35,7 @@ def sections():
             found[f"{kind}-{name}"] = config.load(f"{task}/{name}").model
         known = {found[f"{kind}-{name}"]["mixer"]["type"] for name in PAPER}
         for mixer in sorted(set(MIXERS.names()) - known):
-            if kind == "masked" and causal_only(MIXERS.get(mixer)):
+            if (causal_only if kind == "masked" else never_causal)(MIXERS.get(mixer)):
                 continue
             feedforward = None if issubclass(MIXERS.get(mixer), GatedAttentionUnit) else {"type": "glu"}
             found[f"{kind}-{mixer}"] = {"type": f"{kind}_lm", "mixer": {"type": mixer}, "feedforward": feedforward}

@@ -44,6 +44,7 @@ def test_greedy_decoding_equals_reading_the_text_anew_for_each_token(kind, rows)
         assert relative_error(to_numpy(state[name]), to_numpy(same[name])) < FLOAT32, name
 
 
+@pytest.mark.one_backend
 def test_many_rows_close_their_chunks_one_by_one_and_all_at_once():
     # Of 20 rows more than two at a time close together, below that one after the other.
     model, rows, n = model_of("mixed_chunk"), 20, 2 * C
@@ -61,6 +62,7 @@ def test_many_rows_close_their_chunks_one_by_one_and_all_at_once():
         assert to_numpy(chosen)[same].tolist() == want.tolist(), length
 
 
+@pytest.mark.one_backend
 def test_a_chooser_sees_the_logits_and_the_number_of_the_step():
     model, ids = model_of("mixed_chunk"), token_ids(B, 9)
     likely, _ = greedy(model, *prefilled(model, ids), 3)
@@ -70,6 +72,7 @@ def test_a_chooser_sees_the_logits_and_the_number_of_the_step():
     assert to_numpy(unlikely)[:, 0].tolist() != to_numpy(likely)[:, 0].tolist()
 
 
+@pytest.mark.one_backend
 def test_decoding_leaves_the_weights_as_they_are():
     model, ids = model_of("mixed_chunk", dtype="mixed_bfloat16"), token_ids(B, 9)
     before = model.get_weights()

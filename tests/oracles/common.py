@@ -37,3 +37,20 @@ def bias(a, b, i, keys):
     if a is None:
         return 0.0
     return np.array([rotate(a, i) @ rotate(b, j) for j in keys])
+
+
+def texts(v, padding_mask):
+    """Yields every row that has real tokens as (row, where they stand)."""
+    real = np.ones(v.shape[:2], bool) if padding_mask is None else np.array(padding_mask, bool)
+    for row in range(len(real)):
+        if real[row].any():
+            yield row, np.flatnonzero(real[row])
+
+
+def inverse(matrix):
+    """Six steps of V ← ¼V(13 - KV(15 - KV(7 - KV))) from Kᵀ / (‖K‖₁‖K‖∞)."""
+    one, found = np.eye(len(matrix)), matrix.T / (np.linalg.norm(matrix, 1) * np.linalg.norm(matrix, np.inf))
+    for _ in range(6):
+        kv = matrix @ found
+        found = found @ (13 * one - kv @ (15 * one - kv @ (7 * one - kv))) / 4
+    return found

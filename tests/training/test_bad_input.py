@@ -35,6 +35,10 @@ OPTIONS = {
         "model.mixer={type: linear_attention, heads: 2, features: relu, cosine_length: 8}",
         r"cosine_length \(8\) must be at least data.sequence_length \(32\)",
     ),
+    "texts longer than Linformer's matrix": (
+        "model.mixer={type: linformer, heads: 2, max_length: 8}",
+        r"max_length \(8\) must be at least data.sequence_length \(32\)",
+    ),
     "mixers that do not share the blocks": (
         "model.depth=2 model.mixer=[]",
         r"mixers of a list must divide the blocks, got 0 for depth 2",
@@ -51,7 +55,9 @@ OPTIONS = {
 }
 
 
-PROGRESS = re.compile(r"training a tokenizer|tokenised|step |going on from|.* is damaged: .*; falling back")
+PROGRESS = re.compile(
+    r"training a tokenizer|tokenised|step |going on from|.* is damaged: .*; falling back|.*: compiling, then"
+)
 
 
 def one_line(result):
@@ -104,6 +110,11 @@ def test_an_option_that_cannot_be_used_is_named_with_what_it_needs_and_what_came
     overrides, said = OPTIONS[name]
     line = one_line(train(folder, *([overrides] if "{" in overrides else overrides.split())))
     assert re.search(said, line), line
+
+
+def test_packed_documents_are_refused_for_a_mixer_that_reads_a_row_as_one_text(folder):
+    line = one_line(train(folder, "data.packing=documents", "model.mixer={type: nystromformer, heads: 2}"))
+    assert "'nystromformer' reads a row as one text: it needs data.packing concatenate, got documents" in line
 
 
 def test_a_tokenizer_of_another_vocabulary_is_refused_with_both_sizes(folder):

@@ -9,7 +9,7 @@ from flash_tf.layers.feedforward import FEEDFORWARDS
 @FEEDFORWARDS.register("glu")
 @keras.saving.register_keras_serializable("flash_tf")
 class GLU(keras.layers.Layer):
-    """`out = W_o (act(W_1 x) * W_2 x)`, with biases; one dense projection makes both branches.
+    """`out = W_o (act(W_1 x) * W_2 x)`; one dense projection makes both branches.
 
     Source: Shazeer, "GLU Variants Improve Transformer", arXiv:2002.05202; Transformer++ of FLASH, whose "expansion rate
     4" means a hidden width of 8d/3, as its parameter counts show: 4d would make 138 M, not 110.
@@ -17,6 +17,7 @@ class GLU(keras.layers.Layer):
     Args:
       hidden: Width of each branch; 8d/3, rounded, by default.
       activation: Name of a Keras activation.
+      use_bias: Whether the projections have biases.
       **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:
@@ -31,19 +32,19 @@ class GLU(keras.layers.Layer):
       TensorShape([2, 10, 16])
     """
 
-    def __init__(self, hidden: int | None = None, activation: str = "gelu", **kwargs):
+    def __init__(self, hidden: int | None = None, activation: str = "gelu", use_bias: bool = True, **kwargs):
         super().__init__(**kwargs)
         if hidden is not None and hidden < 1:
             raise ValueError(f"GLU needs hidden >= 1, got {hidden}")
         check_activation(self, activation)
-        self.hidden, self.activation = hidden, activation
+        self.hidden, self.activation, self.use_bias = hidden, activation, use_bias
         self.supports_masking = True
 
     def build(self, x_shape):
         self.width = x_shape[-1]
         self.inner = self.hidden or round(8 * self.width / 3)
-        self.in_projection = projection(self, 2 * self.inner, "in_projection")
-        self.out_projection = projection(self, self.width, "out_projection")
+        self.in_projection = projection(self, 2 * self.inner, "in_projection", self.use_bias)
+        self.out_projection = projection(self, self.width, "out_projection", self.use_bias)
         self.in_projection.build(x_shape)
         self.out_projection.build((*x_shape[:-1], self.inner))
         self.built = True

@@ -9,13 +9,14 @@ from flash_tf.layers.feedforward import FEEDFORWARDS
 @FEEDFORWARDS.register("mlp")
 @keras.saving.register_keras_serializable("flash_tf")
 class MLP(keras.layers.Layer):
-    """`out = W_2 act(W_1 x)`, with biases.
+    """`out = W_2 act(W_1 x)`.
 
     Source: Vaswani et al. 2017, equation 2, with the GELU of FLASH's baselines.
 
     Args:
       hidden: Width of the hidden layer; 4d by default.
       activation: Name of a Keras activation.
+      use_bias: Whether the projections have biases.
       **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:
@@ -30,19 +31,19 @@ class MLP(keras.layers.Layer):
       TensorShape([2, 10, 16])
     """
 
-    def __init__(self, hidden: int | None = None, activation: str = "gelu", **kwargs):
+    def __init__(self, hidden: int | None = None, activation: str = "gelu", use_bias: bool = True, **kwargs):
         super().__init__(**kwargs)
         if hidden is not None and hidden < 1:
             raise ValueError(f"MLP needs hidden >= 1, got {hidden}")
         check_activation(self, activation)
-        self.hidden, self.activation = hidden, activation
+        self.hidden, self.activation, self.use_bias = hidden, activation, use_bias
         self.supports_masking = True
 
     def build(self, x_shape):
         self.width = x_shape[-1]
         self.inner = self.hidden or 4 * self.width
-        self.in_projection = projection(self, self.inner, "in_projection")
-        self.out_projection = projection(self, self.width, "out_projection")
+        self.in_projection = projection(self, self.inner, "in_projection", self.use_bias)
+        self.out_projection = projection(self, self.width, "out_projection", self.use_bias)
         self.in_projection.build(x_shape)
         self.out_projection.build((*x_shape[:-1], self.inner))
         self.built = True

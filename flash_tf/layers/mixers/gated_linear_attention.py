@@ -1,4 +1,4 @@
-"""Gated linear attention: linear attention whose keys' channels forget as the text says."""
+"""Gated linear attention: linear attention whose channels forget as the text says."""
 
 import keras
 from keras import ops
@@ -15,19 +15,21 @@ RANK, TEMPERATURE = 16, 16.0
 @MIXERS.register("gated_linear_attention")
 @keras.saving.register_keras_serializable("flash_tf")
 class GatedLinearAttention(LinearMixer):
-    """`y = W_o (silu(x W_r + b_r) * concat_h norm(q_t S_t))`, `S_t = diag(alpha_t) S_{t-1} + k_t v_t^T` a head.
+    """`y = W_o (silu(x W_r + b_r) * concat_h norm(q_t S_t))`, `S_t = (alpha_t beta_t^T) * S_{t-1} + k_t v_t^T` a head.
 
     Source: Yang et al., "Gated Linear Attention Transformers with Hardware-Efficient Training", arXiv:2312.06635,
-    section 4. alpha_t = sigmoid(x W_1 W_2 + b)^(1 / temperature), W_1 of `gate_rank` columns. Queries and keys are half
-    as wide as the model; the norm is the root mean square of each head's values, times a weight a channel that heads
-    share. The first version's gates of the values, which it found to be of no use, are not here.
+    section 4. alpha_t = sigmoid(x W_1 W_2 + b)^(1 / temperature), W_1 of `gate_rank` columns, is of the channels of
+    keys; beta_t, of those of values, has weights of its own, and was given up after the first version, which found it
+    to be of no use: 1 unless asked for. Queries and keys are half as wide as the model; the norm is the root mean
+    square of each head's values, times a weight a channel that heads share.
 
     Args:
       heads: h; must divide the width d into even parts.
       causal: True: a decay has no other form.
       gate_rank: Width between the two factors of the gates.
       temperature: What log alpha is divided by: a larger one forgets later.
-      gates: "key", or "none" for alpha = 1, an ablation of the paper's; it takes neither rank nor temperature.
+      gates: "key", "value", "both" or "none", the paper's ablation: which of alpha and beta are not 1. "none" takes
+        neither rank nor temperature.
       **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:
@@ -65,8 +67,8 @@ class GatedLinearAttention(LinearMixer):
             raise ValueError(f"GatedLinearAttention needs heads and gate_rank >= 1, got {heads} and {gate_rank}")
         if temperature <= 0:
             raise ValueError(f"GatedLinearAttention needs temperature > 0, got {temperature}")
-        if gates not in ("key", "none"):
-            raise ValueError(f"GatedLinearAttention: gates must be 'key' or 'none', got {gates!r}")
+        if gates not in ("key", "value", "both", "none"):
+            raise ValueError(f"GatedLinearAttention: gates must be 'key', 'value', 'both' or 'none', got {gates!r}")
         if gates == "none" and (gate_rank, temperature) != (RANK, TEMPERATURE):
             needed = "GatedLinearAttention: gates 'none' needs the default gate_rank and temperature"
             raise ValueError(f"{needed}, got {gate_rank} and {temperature}")
@@ -78,9 +80,13 @@ class GatedLinearAttention(LinearMixer):
         self.in_projection = self._dense("in_projection", 2 * d, x_shape, use_bias=False)
         self.gate_projection = self._dense("gate_projection", d, x_shape)
         self.out_projection = self._dense("out_projection", d, x_shape, use_bias=False)
-        if self.gates == "key":
+        within = (*x_shape[:-1], self.gate_rank)
+        if self.gates in ("key", "both"):
             self.decay_down = self._dense("decay_down", self.gate_rank, x_shape, use_bias=False)
-            self.decay_up = self._dense("decay_up", d // 2, (*x_shape[:-1], self.gate_rank))
+            self.decay_up = self._dense("decay_up", d // 2, within)
+        if self.gates in ("value", "both"):
+            self.value_decay_down = self._dense("value_decay_down", self.gate_rank, x_shape, use_bias=False)
+            self.value_decay_up = self._dense("value_decay_up", d, within)
         self.norm_scale = self.add_weight(name="norm_scale", shape=(d // self.heads,), initializer="ones")
         self.built = True
 
@@ -93,7 +99,7 @@ class GatedLinearAttention(LinearMixer):
 
     @property
     def spec(self):
-        return gated.SPEC if self.gates == "key" else linear.SPEC
+        return linear.SPEC if self.gates == "none" else gated.SPEC
 
     def sizes(self, b=1, n=None):
         e = self.width // self.heads
@@ -103,10 +109,14 @@ class GatedLinearAttention(LinearMixer):
         d = self.width
         q, k, v = (self.split(part) for part in ops.split(self.in_projection(x), [d // 2, d], axis=-1))
         inputs = {"q": q, "k": k, "v": v}
-        if self.gates == "key":
-            logits = ops.cast(self.decay_up(self.decay_down(x)), "float32")
-            inputs["log_decay"] = self.split(ops.log_sigmoid(logits) / self.temperature)
+        if self.gates in ("key", "both"):
+            inputs["log_decay"] = self._log_gates(self.decay_up(self.decay_down(x)))
+        if self.gates in ("value", "both"):
+            inputs["value_log_decay"] = self._log_gates(self.value_decay_up(self.value_decay_down(x)))
         return inputs, [self.gate_projection(x)]
+
+    def _log_gates(self, logits):
+        return self.split(ops.log_sigmoid(ops.cast(logits, "float32")) / self.temperature)
 
     def leave(self, out, rest):
         out = scale_norm(out, 1.0, epsilon=1e-5) * ops.cast(self.norm_scale, out.dtype)
@@ -114,10 +124,11 @@ class GatedLinearAttention(LinearMixer):
         return self.out_projection(ops.silu(rest[0]) * out)
 
     def projection_flops(self):
-        gates = self.gate_rank * (2 * self.width + self.width) if self.gates == "key" else 0
-        return 8 * self.width**2 + gates
+        columns = {"key": 1.5, "value": 2, "both": 3.5, "none": 0}[self.gates]  # of both factors, over the width
+        return 8 * self.width**2 + round(2 * self.gate_rank * columns * self.width)
 
     def activations(self, n: int) -> int:
         s, chunk, m = self.width // 2, min(n, 64), min(n, 64) / 16
-        scaled = 3 * m * s if self.gates == "key" else 0  # keys, once for each sub-chunk that reads them
+        gated = {"key": s, "value": 2 * s, "both": 3 * s, "none": 0}[self.gates]
+        scaled = 3 * m * gated  # keys or values, once for each sub-chunk that reads them
         return round(20 * self.width + 3 * chunk * self.heads + scaled + 4 * s * self.width / self.heads / chunk)

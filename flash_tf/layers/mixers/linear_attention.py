@@ -5,7 +5,7 @@ import math
 import keras
 from keras import ops
 
-from flash_tf.layers.linear_mixer import LinearMixer
+from flash_tf.layers.linear_mixer import LinearMixer, check_tile
 from flash_tf.layers.mixers import MIXERS
 from kernels_xla.linear import SPEC
 from kernels_xla.norms import simple_rms_norm
@@ -20,12 +20,13 @@ FEATURES = {
     "softplus": ops.softplus,
 }
 NORMALIZERS = ("sum", "rms")
+FORMS = ("chunks", "cumsum", "matmul")
 
 
 @MIXERS.register("linear_attention")
 @keras.saving.register_keras_serializable("flash_tf")
 class LinearAttention(LinearMixer):
-    """`out_i = sum_j (f(q_i) . f(k_j)) v_j / sum_j f(q_i) . f(k_j)` a head, then `W_o`, with biases.
+    """`out_i = sum_j (f(q_i) . f(k_j)) v_j / sum_j f(q_i) . f(k_j)` a head, then `W_o`.
 
     The systems that it is, by their options:
 
@@ -50,6 +51,11 @@ class LinearAttention(LinearMixer):
         weights of tokens more than M apart are negative.
       lrpe: Whether features are rotated by position at learned frequencies, which takes "rms" alone; see
         `flash_tf.layers.lrpe`.
+      use_bias: Whether the projections have biases.
+      form: How a whole text is summed: "chunks", or, for benchmarks, "cumsum" or "matmul", FLASH's Performer and
+        Performer-Matmul of Table 11, which keep a state for each token. The function is the same; see
+        `kernels_xla.linear`.
+      tile: Tokens that the implementation takes in pairs. It changes the speed alone; `flash-tf tune` times it.
       **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:
@@ -77,18 +83,23 @@ class LinearAttention(LinearMixer):
         normalizer: str = "sum",
         cosine_length: int | None = None,
         lrpe: bool = False,
+        use_bias: bool = True,
+        form: str = "chunks",
+        tile: int = 128,
         **kwargs,
     ):
         super().__init__(**kwargs)
         self.heads, self.causal, self.rotary = heads, causal, rotary
         self.features, self.normalizer, self.cosine_length, self.lrpe = features, normalizer, cosine_length, lrpe
+        self.use_bias, self.form, self.tile = use_bias, form, tile
         self._check()
+        check_tile(self)
         self.supports_masking = True
 
     def _check(self):
         if self.heads < 1:
             raise ValueError(f"LinearAttention needs heads >= 1, got {self.heads}")
-        for option, known in (("features", FEATURES), ("normalizer", NORMALIZERS)):
+        for option, known in (("features", FEATURES), ("normalizer", NORMALIZERS), ("form", FORMS)):
             if getattr(self, option) not in known:
                 needed = ", ".join(map(repr, known))
                 raise ValueError(f"LinearAttention: {option} must be one of {needed}, got {getattr(self, option)!r}")
@@ -99,7 +110,7 @@ class LinearAttention(LinearMixer):
             raise ValueError(f"LinearAttention needs cosine_length >= 1 or null, got {self.cosine_length}")
 
     def build(self, x_shape):
-        self.build_heads(x_shape, multiple=2 if self.rotary or self.lrpe else 1)
+        self.build_heads(x_shape, multiple=2 if self.rotary or self.lrpe else 1, use_bias=self.use_bias)
         self.built = True
 
     @property
@@ -108,7 +119,8 @@ class LinearAttention(LinearMixer):
 
     @property
     def case(self):
-        return {"causal": self.causal, "normalized": self.normalizer == "sum"}
+        form = {"chunk_size": self.tile, "form": self.form}
+        return {"causal": self.causal, "normalized": self.normalizer == "sum", **form}
 
     def sizes(self, b=1, n=None):
         e = self.width // self.heads

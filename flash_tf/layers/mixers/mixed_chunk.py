@@ -8,7 +8,15 @@ from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.streaming import check_capacity, check_streams
 from kernels_xla import mixed_chunk_stream
 from kernels_xla.mixed_chunk import SPEC, mixed_chunk_attention
+from kernels_xla.mixed_chunk_first import check_first
 from kernels_xla.rotary import rotate, turns
+
+PARTS = {  # and what the kernel calls the heads of each
+    "both": {"quad_q": "q_quad", "quad_k": "k_quad", "lin_q": "q_lin", "lin_k": "k_lin"},
+    "local": {"quad_q": "q_quad", "quad_k": "k_quad"},
+    "global": {"lin_q": "q_lin", "lin_k": "k_lin"},
+}
+NOT_INSIDE = (False, "normalized", False, "none")  # options of the attention inside chunks, where there is none
 
 
 @MIXERS.register("mixed_chunk")
@@ -19,13 +27,22 @@ class MixedChunkAttention(GatedAttentionUnit):
     Source: FLASH (arXiv:2202.10447), section 3.2 and Code 1; see `kernels_xla.mixed_chunk` for the formula.
 
     Args:
-      chunk_size: Tokens per chunk, c. Part of the function: 256 in the paper, 512 for PG-19.
+      chunk_size: Tokens per chunk, c. Part of the function: 256 in the paper, 512 for PG-19, 64 for FLASH (GlobalOnly).
       causal: Whether position i may read only positions <= i.
       key_dim: Width s of the shared representation z, even.
       expansion: e / d, the width of gate and values over the model's.
       gated: Whether there is a gate; without it the values are 2e wide.
       relative_bias: Whether scores inside chunks get a learned Toeplitz bias, 256 parameters.
       scale: "normalized", or "paper_appendix" for relu(q k / c + bias)^2.
+      parts: "both"; "local", the attention inside chunks alone, FLASH (LocalOnly); or "global", that across chunks
+        alone, FLASH (GlobalOnly), which takes no relative bias, scale or overlap. Heads, bias and state of the other
+        part do not exist. A token of a causal "global" sees nothing of its own chunk, not even itself: what it is
+        comes through the gate, and in the first chunk there is nothing to gate.
+      overlapping: Whether attention inside chunks takes the chunk before too, causal or not, with a divisor of 2c [our
+        definition: section 3.2.1 of the paper speaks of such a variant and gives no formula].
+      first_to_all: "chunks": the first token of each chunk attends all tokens of its document by softmax instead.
+        "cls": so does the first of the text alone, [CLS], or if packed that of each document that starts on a multiple
+        of `chunk_size`. Section 4.3 of the paper in words, the formula is ours; see the kernel. Not if `causal`.
       **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:
@@ -46,7 +63,6 @@ class MixedChunkAttention(GatedAttentionUnit):
       TensorShape([2, 10, 16])
     """
 
-    HEADS = ("quad_q", "quad_k", "lin_q", "lin_k")
     grows = False
 
     def __init__(
@@ -58,6 +74,9 @@ class MixedChunkAttention(GatedAttentionUnit):
         gated: bool = True,
         relative_bias: bool = True,
         scale: str = "normalized",
+        parts: str = "both",
+        overlapping: bool = False,
+        first_to_all: str = "none",
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -65,7 +84,14 @@ class MixedChunkAttention(GatedAttentionUnit):
             raise ValueError(f"MixedChunkAttention needs chunk_size >= 1, got {chunk_size}")
         self.chunk_size, self.causal, self.key_dim, self.expansion = chunk_size, causal, key_dim, expansion
         self.gated, self.relative_bias, self.scale = gated, relative_bias, scale
+        self.parts, self.overlapping, self.first_to_all = parts, overlapping, first_to_all
         self._check()
+        check_first("MixedChunkAttention", first_to_all, causal)
+        if parts not in PARTS:
+            raise ValueError(f"MixedChunkAttention: parts must be one of {', '.join(PARTS)}, got {parts!r}")
+        if parts == "global" and (given := (relative_bias, scale, overlapping, first_to_all)) != NOT_INSIDE:
+            names = "relative_bias, scale, overlapping, first_to_all"
+            raise ValueError(f"MixedChunkAttention: parts 'global' needs {names} = {NOT_INSIDE}, got {given}")
 
     @property
     def align(self) -> int:
@@ -73,26 +99,39 @@ class MixedChunkAttention(GatedAttentionUnit):
         return self.chunk_size
 
     @property
+    def head_names(self):
+        return tuple(PARTS[self.parts])
+
+    @property
     def _case(self):
-        return {"chunk_size": self.chunk_size, "causal": self.causal, "scale": self.scale}
+        absent = PARTS["both"].keys() - PARTS[self.parts].keys()
+        options = {"chunk_size": self.chunk_size, "causal": self.causal, "scale": self.scale}
+        return {**options, "overlapping": self.overlapping, **{PARTS["both"][name]: None for name in absent}}
+
+    def _named(self, heads):
+        return {PARTS["both"][name]: head for name, head in heads.items()}
 
     def _sizes(self, b, n=None):
         return {"b": b, "n": n, "s": self.key_dim, "e": self.value_width}
 
     def attend(self, heads, v, a=None, b=None, padding_mask=None, segment_ids=None, offset=0):
-        ordered = (heads[name] for name in self.HEADS)
         masks = {"padding_mask": padding_mask, "segment_ids": segment_ids, "offset": offset}
-        return mixed_chunk_attention(*ordered, v, a, b, **self._case, **masks)
+        options = {**self._case, "first_to_all": self.first_to_all}
+        return mixed_chunk_attention(**self._named(heads), v=v, a=a, b=b, **options, **masks)
 
     def flops(self, n: int) -> int:
-        return self.projection_flops(n) + SPEC.flops(self._sizes(1, n), self._case)
+        case = {**self._case, "first_to_all": self.first_to_all}
+        return self.projection_flops(n) + SPEC.flops(self._sizes(1, n), case)
 
     def state_bytes(self, n: int, itemsize: int = 2) -> int | None:
         return None if self.obstacle else SPEC.state_bytes(self._sizes(1, n), self._case, itemsize)
 
     def activations(self, n: int) -> int:
-        per_chunk = 4 * self.key_dim * self.value_width / self.chunk_size  # float32 sums, kept per chunk
-        return super().activations() + round(2 * min(n, self.chunk_size) + per_chunk)
+        c = self.chunk_size
+        weights = 0 if self.parts == "global" else min(n, c * (2 if self.overlapping else 1))
+        weights += n / c if self.first_to_all == "chunks" else 0
+        sums = 0 if self.parts == "local" else 4 * self.key_dim * self.value_width / c  # in float32, of each chunk
+        return super().activations() + round(2 * weights + sums)
 
     @property
     def obstacle(self) -> str | None:
@@ -109,19 +148,21 @@ class MixedChunkAttention(GatedAttentionUnit):
         if prepared is None:
             return super().next_heads(z, positions, prepared)
         cos, sin = (ops.expand_dims(x, 2) for x in turns(positions, self.key_dim))
-        return rotate(z[:, :, None] * prepared["scales"] + prepared["offsets"], cos, sin)  # [b, 1, 4, s], all at once
+        return rotate(z[:, :, None] * prepared["scales"] + prepared["offsets"], cos, sin)  # [b, 1, h, s], all at once
 
     def attend_next(self, heads, v, state, valid, prepared):
         if prepared is None:
-            ordered = (heads[name] for name in self.HEADS)
-            return SPEC.stream.extend(state, *ordered, v, **self.stream_bias(), valid=valid, **self._case)
+            given = {**self._named(heads), "v": v, **self.stream_bias()}
+            return SPEC.stream.extend(state, **given, valid=valid, **self._case)
         case = {"chunk_size": self.chunk_size, "scale": self.scale}
-        out, state = mixed_chunk_stream.step(state, heads[:, 0], v[:, 0], prepared["bias"], valid=valid, **case)
+        out, state = mixed_chunk_stream.step(state, heads[:, 0], v[:, 0], prepared.get("bias"), valid=valid, **case)
         return out[:, None], state
 
     def prepare(self, state):
         weights = {"scales": self.offset_scale.scales, "offsets": self.offset_scale.offsets}
         made = {k: ops.stack([ops.cast(w, self.compute_dtype) for w in of_heads]) for k, of_heads in weights.items()}
+        if self.parts == "global":
+            return made
         bias = self.stream_bias() or {"a": None, "b": None}
         case = {"chunk_size": self.chunk_size, "scale": self.scale}
         return {**made, "bias": mixed_chunk_stream.prepare(state, **bias, **case)}

@@ -47,7 +47,7 @@ class QuadraticAttention(GatedAttentionUnit):
       TensorShape([2, 10, 16])
     """
 
-    HEADS = ("q", "k")
+    head_names = ("q", "k")
     align = 1
     grows = True
 

@@ -5,7 +5,7 @@ import numpy as np
 from keras import ops
 
 from flash_tf.layers.common import normal
-from flash_tf.layers.linear_mixer import LinearMixer, check_causal
+from flash_tf.layers.linear_mixer import LinearMixer, check_causal, check_tile
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero
 from kernels_xla.decayed import SPEC
@@ -28,6 +28,7 @@ class Retention(LinearMixer):
     Args:
       heads: h; must divide the width d into even parts.
       causal: True: retention has no other form.
+      tile: Tokens that the implementation takes in pairs. It changes the speed alone; `flash-tf tune` times it.
       **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:
@@ -48,10 +49,11 @@ class Retention(LinearMixer):
 
     causal_only = True
 
-    def __init__(self, heads: int = 4, causal: bool = True, **kwargs):
+    def __init__(self, heads: int = 4, causal: bool = True, tile: int = 128, **kwargs):
         super().__init__(**kwargs)
-        self.heads, self.causal = heads, causal
+        self.heads, self.causal, self.tile = heads, causal, tile
         check_causal(self)
+        check_tile(self)
         if heads < 1:
             raise ValueError(f"Retention needs heads >= 1, got {heads}")
         self.supports_masking = True
@@ -70,6 +72,10 @@ class Retention(LinearMixer):
     @property
     def spec(self):
         return SPEC
+
+    @property
+    def case(self):
+        return {"causal": True, "chunk_size": self.tile}
 
     def sizes(self, b=1, n=None):
         s = self.width // self.heads

@@ -16,7 +16,7 @@ from kernels_xla.softmax import SPEC, softmax_attention
 @MIXERS.register("self_attention")
 @keras.saving.register_keras_serializable("flash_tf")
 class MultiHeadSelfAttention(keras.layers.Layer):
-    """`out = W_o concat_h(attend(q_h, k_h, v_h))`, with biases; one dense projection makes q, k and v.
+    """`out = W_o concat_h(attend(q_h, k_h, v_h))`; one dense projection makes q, k and v.
 
     Source: Vaswani et al. 2017; the options `rotary`, `kernel`, `heads` and `gated` are those of FLASH's baselines and
     of its Table 2.
@@ -27,6 +27,7 @@ class MultiHeadSelfAttention(keras.layers.Layer):
       rotary: Whether queries and keys are rotated by position.
       kernel: "softmax", or "relu2": squared ReLU over the number of tokens seen.
       gated: Whether attention's output is multiplied by silu(W_u x) [our definition; the paper gives none].
+      use_bias: Whether the projections have biases.
       **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:
@@ -55,6 +56,7 @@ class MultiHeadSelfAttention(keras.layers.Layer):
         rotary: bool = True,
         kernel: str = "softmax",
         gated: bool = False,
+        use_bias: bool = True,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -62,7 +64,8 @@ class MultiHeadSelfAttention(keras.layers.Layer):
             raise ValueError(f"MultiHeadSelfAttention needs heads >= 1, got {heads}")
         if kernel not in ("relu2", "softmax"):
             raise ValueError(f"MultiHeadSelfAttention: kernel must be 'softmax' or 'relu2', got {kernel!r}")
-        self.heads, self.causal, self.rotary, self.kernel, self.gated = heads, causal, rotary, kernel, gated
+        self.heads, self.causal, self.rotary, self.kernel = heads, causal, rotary, kernel
+        self.gated, self.use_bias = gated, use_bias
         self.supports_masking = True
 
     def build(self, x_shape):
@@ -70,8 +73,8 @@ class MultiHeadSelfAttention(keras.layers.Layer):
         if d % self.heads or (self.rotary and d // self.heads % 2):
             needed = "divide the width into even parts" if self.rotary else "divide the width"
             raise ValueError(f"MultiHeadSelfAttention: heads must {needed}, got heads {self.heads} and width {d}")
-        self.in_projection = projection(self, (4 if self.gated else 3) * d, "in_projection")
-        self.out_projection = projection(self, d, "out_projection")
+        self.in_projection = projection(self, (4 if self.gated else 3) * d, "in_projection", self.use_bias)
+        self.out_projection = projection(self, d, "out_projection", self.use_bias)
         self.in_projection.build(x_shape)
         self.out_projection.build(x_shape)
         self.built = True

@@ -2,22 +2,32 @@
 
 import numpy as np
 
-from flash_tf.pictures.formulas import GatedUnit, rotated, squared_relu, visible
+from flash_tf.pictures.formulas import GatedUnit, rotated, softmax, squared_relu, visible
 from flash_tf.pictures.maps import Part
 
 
 def parts(mixer, x: np.ndarray) -> list[Part]:
-    """The sum inside the chunk, and the sum across chunks over the tokens that it takes; see the folder."""
-    unit, n = GatedUnit(mixer, x), len(x)
-    q_quad, k_quad, q_lin, k_lin = (rotated(unit.head(name)) for name in ("quad_q", "quad_k", "lin_q", "lin_k"))
-    chunk = np.arange(n) // mixer.chunk_size
-    inside = (chunk[:, None] == chunk[None, :]) & visible(n, mixer.causal)
-    across = chunk[None, :] < chunk[:, None] if mixer.causal else np.ones((n, n), bool)
+    """The sum inside the chunk, and the sum across chunks over the tokens that it takes; see the folder.
 
-    local = squared_relu(q_quad[None], k_quad[None], unit.bias, mixer.chunk_size, mixer.scale) * inside
-    tokens = np.maximum(across.sum(axis=1, keepdims=True), 1)
-    far = (q_lin @ k_lin.T)[None] / tokens * across
-    return [
-        Part("local", local, inside, unit.leave(local[0] @ unit.v)),
-        Part("global", far, across, unit.leave(far[0] @ unit.v)),
-    ]
+    The first tokens that take a softmax over the text in place of both have it in the part of the first sum.
+    """
+    unit, n, c, found = GatedUnit(mixer, x), len(x), mixer.chunk_size, []
+    heads = {name: rotated(unit.head(name))[None] for name in mixer.head_names}
+    every, at = np.ones((n, n), bool), np.arange(n)
+    behind = at[:, None] // c - at // c  # chunks
+    first = {"none": at < 0, "cls": at == 0, "chunks": at % c == 0}[mixer.first_to_all][:, None]
+
+    def add(name, weights, seen):
+        found.append(Part(name, weights * seen, seen, unit.leave((weights * seen)[0] @ unit.v)))
+
+    if mixer.parts != "global":
+        chunks = 2 if mixer.overlapping else 1
+        inside = (0 <= behind) & (behind < chunks) & visible(n, mixer.causal)
+        quad = heads["quad_q"], heads["quad_k"]
+        weights = squared_relu(*quad, unit.bias, chunks * c, mixer.scale)
+        add("local", np.where(first, softmax(*quad, every), weights), inside | first)
+    if mixer.parts != "local":
+        across = (behind > 0 if mixer.causal else every) & ~first
+        tokens = np.maximum(across.sum(axis=1, keepdims=True), 1)
+        add("global", heads["lin_q"] @ np.swapaxes(heads["lin_k"], -1, -2) / tokens, across)
+    return found

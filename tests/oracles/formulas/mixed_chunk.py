@@ -15,22 +15,34 @@ def mixed_chunk(
     chunk_size,
     causal=False,
     scale="normalized",
+    overlapping=False,
+    first_to_all="none",
     padding_mask=None,
     segment_ids=None,
 ):
     """`quadratic` among the own document's tokens of the own chunk, plus Σ_j (q_lin_i·k_lin_j)/N · v_j across chunks.
 
-    The second sum takes the N tokens of the document in earlier chunks if causal, and all its N tokens otherwise.
+    The second sum takes the N tokens of the document in earlier chunks if causal, and all its N tokens otherwise. If
+    overlapping, the first takes those of the chunk before as well, and its divisor is that of two chunks. A sum without
+    queries is left out. The first token of each chunk, or of each text that starts a chunk, may receive the softmax of
+    its `quadratic` scores over its whole document instead.
     """
     out = np.zeros(v.shape)
     for row, i, own in queries(v, padding_mask, segment_ids):
+        starts = i == 0 or (segment_ids is not None and segment_ids[row, i - 1] != segment_ids[row, i])
+        if i % chunk_size == 0 and (first_to_all == "chunks" or (first_to_all == "cls" and starts)):
+            scores = np.exp(k_quad[row, own] @ q_quad[row, i] / np.sqrt(q_quad.shape[-1]))
+            out[row, i] = scores @ v[row, own] / scores.sum()
+            continue
         chunk = i // chunk_size
-        near = [j for j in own if j // chunk_size == chunk and (j <= i or not causal)]
+        first = chunk - 1 if overlapping else chunk
+        near = [j for j in own if first <= j // chunk_size <= chunk and (j <= i or not causal)]
         far = [j for j in own if j // chunk_size < chunk] if causal else own
-        offsets = np.array(near) % chunk_size
-        content = k_quad[row, near] @ q_quad[row, i]
-        weights = relu2(content, bias(a, b, i % chunk_size, offsets), scale, q_quad.shape[-1], chunk_size)
-        out[row, i] = weights @ v[row, near]
-        if far:
+        if q_quad is not None:
+            content = k_quad[row, near] @ q_quad[row, i]
+            size = chunk_size * (2 if overlapping else 1)
+            weights = relu2(content, bias(a, b, i, near), scale, q_quad.shape[-1], size)
+            out[row, i] = weights @ v[row, near]
+        if q_lin is not None and far:
             out[row, i] += (k_lin[row, far] @ q_lin[row, i]) @ v[row, far] / len(far)
     return out

@@ -1,0 +1,62 @@
+"""How steady the gradients of runs are: the relative standard deviation of their norm over the steps.
+
+    python -m benchmarks.gradient_stability "1 + elu=runs/one_plus_elu" "NormAttention=runs/norm_attention"
+
+TransNormer (arXiv:2210.10340, Table 2) prints this number for the attention of a Transformer, of 1 + elu, of Performer
+and of its own, to show that a denominator makes gradients unsteady: 0.25, 0.58, 0.47 and 0.20. It is the deviation of
+the norm of a step's gradient from its mean over the steps, over that mean. Reads the records of `flash-tf train`, and
+of the run of an exported step; the norm is that before clipping.
+"""
+
+import argparse
+
+import numpy as np
+
+from benchmarks import device
+from flash_tf.pictures import records
+
+WIDTHS = (28, 10, 12, 12, 10)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Prints the table, in the order of the runs."""
+    args = _parser().parse_args(arguments)
+    if args.first < 1:
+        raise ValueError(f"--from must be 1 or more, got {args.first}")
+    runs = records.read_all(args.runs)
+    results = device.Results(args, "gradient_stability", device="of the runs", packages=("numpy",))
+    print(device.table_line(("run", "steps", "mean |g|", "deviation", "relative"), WIDTHS))
+    for run in runs:
+        row = spread(run, args.first)
+        results.add(row)
+        numbers = (f"{row[name]:.4g}" for name in ("mean", "deviation"))
+        print(device.table_line((row["run"], row["steps"], *numbers, f"{row['relative']:.2f}"), WIDTHS))
+    return 0
+
+
+def spread(run: records.Run, first: int) -> dict:
+    """Mean, standard deviation and their ratio of a run's gradient norms from step `first` on.
+
+    Raises:
+      ValueError: Fewer than two steps were recorded from there on.
+    """
+    norms = run.gradient_norm[(run.steps >= first) & np.isfinite(run.gradient_norm)]
+    if len(norms) < 2:
+        raise ValueError(f"{run.folder} needs two recorded steps or more from step {first} on, has {len(norms)}")
+    mean, deviation = float(np.mean(norms)), float(np.std(norms))
+    row = {"run": run.label, "folder": run.folder, "steps": len(norms), "first": first}
+    return {**row, "mean": mean, "deviation": deviation, "relative": deviation / mean}
+
+
+def _parser():
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gradient_stability", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("runs", nargs="+", metavar="[LABEL=]RUN_DIR")
+    parser.add_argument("--from", dest="first", type=int, default=1, metavar="STEP", help="leave out the steps before")
+    device.takes_result(parser)
+    return parser
+
+
+if __name__ == "__main__":
+    device.program(main)

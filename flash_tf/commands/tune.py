@@ -1,0 +1,30 @@
+"""Time a few training steps per chunk size, and write the fastest of an implementation's into the config."""
+
+from pathlib import Path
+
+from flash_tf.commands import gives_json, show, takes_config
+
+
+def add_arguments(parser) -> None:
+    takes_config(parser)
+    parser.add_argument("--steps", type=int, default=5, metavar="N", help="timed for each size (default 5)")
+    parser.add_argument("--sizes", type=int, nargs="+", metavar="N", help="default: 16, 32, … up to the length or 512")
+    gives_json(parser)
+
+
+def run(args, log) -> None:
+    from flash_tf import config
+    from flash_tf.compiling import tuning
+
+    progress = log.progress()
+    found = tuning.tune(config.load(args.config, args.set), args.sizes, args.steps, progress.line)
+    show(found if args.json else tuning.as_text(found), args.json)
+    if found["option"] != tuning.TILE:
+        progress.line(f"a model's {found['option']} is a part of its function: nothing was changed")
+    elif found["fastest"] == found["now"]:
+        progress.line(f"the config has the fastest already: tile {found['now']}")
+    elif Path(args.config).is_file():
+        tuning.write(args.config, found["fastest"])
+        progress.line(f"{args.config}: tile {found['fastest']} in place of {found['now']}")
+    else:
+        progress.line(f"{args.config} comes with the package and stays: --set model.mixer.tile={found['fastest']}")

@@ -1,0 +1,76 @@
+"""What mixers share that read the whole text and have no causal form."""
+
+from keras import ops
+
+from flash_tf.layers.linear_mixer import LinearMixer
+
+
+class BidirectionalMixer(LinearMixer):
+    """A mixer of several heads around a kernel that is not causal: all but what is its own; see `LinearMixer`.
+
+    A subclass passes its options to `keep`, under the kernel's names where they are the kernel's, and implements `spec`
+    and `seen`.
+    """
+
+    never_causal = True
+    packs = False
+    lrpe = False
+
+    def keep(self, causal: bool, seed: int | None = None, **counts: int) -> None:
+        """Keeps the options.
+
+        Raises:
+          ValueError: It is to be causal, or a count is below 1.
+        """
+        name = type(self).__name__
+        if causal:
+            raise ValueError(f"{name} reads the whole text: it needs causal false, got {causal}")
+        for option, value in counts.items():
+            if value < 1:
+                raise ValueError(f"{name} needs {option} >= 1, got {value}")
+            setattr(self, option, value)
+        if seed is not None:
+            if seed < 0:
+                raise ValueError(f"{name} needs seed >= 0, got {seed}")
+            self.seed = seed
+        self.causal, self.supports_masking = causal, True
+
+    def build(self, x_shape):
+        self.build_heads(x_shape, multiple=1)
+        self.built = True
+
+    @property
+    def case(self):
+        return {name: getattr(self, name) for name in self.spec.timed}
+
+    def sizes(self, b=1, n=None):
+        s = self.width // self.heads
+        return {"b": b, "n": n, "h": self.heads, "s": s, "e": s}
+
+    def call(self, x, padding_mask=None, segment_ids=None, positions=None, training=None):
+        masks = {"padding_mask": padding_mask}
+        if segment_ids is not None:
+            if not self.packs:
+                raise ValueError(
+                    f"{type(self).__name__} reads a row as one text: it needs segment_ids None, got packed documents"
+                )
+            masks["segment_ids"] = segment_ids
+        inputs, rest = self.enter(x, positions)
+        return self.leave(self.spec.fast(**inputs, **self.case, **masks), rest)
+
+    def enter(self, x, positions):
+        q, k, v = self.heads_of(x)
+        return {"q": q, "k": k, "v": v}, []
+
+    def leave(self, out, rest):
+        return self.out_projection(ops.reshape(out, (*ops.shape(out)[:2], self.width)))
+
+    def projection_flops(self):
+        return 8 * self.width**2
+
+    def seen(self, n: int) -> int:
+        """Scores of a token and head, in a text of n."""
+        raise NotImplementedError
+
+    def activations(self, n: int) -> int:
+        return 9 * self.width + 3 * self.seen(n) * self.heads  # float32 scores count twice

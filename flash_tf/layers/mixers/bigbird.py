@@ -1,0 +1,60 @@
+"""BigBird: attention of blocks to their neighbours, to both ends of the text, and to random blocks."""
+
+import keras
+
+from flash_tf.layers.bidirectional_mixer import BidirectionalMixer
+from flash_tf.layers.mixers import MIXERS
+from kernels_xla.sparse_blocks import SPEC
+
+
+@MIXERS.register("bigbird")
+@keras.saving.register_keras_serializable("flash_tf")
+class BigBird(BidirectionalMixer):
+    """`out = W_o concat_h(attend(q_h, k_h, v_h))` over the blocks that a block sees.
+
+    Source: Zaheer et al., "Big Bird", arXiv:2007.14062; see `kernels_xla.sparse_blocks`. The random blocks follow from
+    the seed and from the number of blocks [our definition].
+
+    Args:
+      heads: h; must divide the width d.
+      causal: Must be false: it reads the whole text.
+      chunk_size: Tokens of a block. Part of the function.
+      random_blocks: How many are drawn for each block.
+      seed: What they follow from.
+      **kwargs: Passed to `keras.layers.Layer`.
+
+    Call arguments:
+      x: Float tensor `[b, n, d]`.
+      padding_mask: Bool `[b, n]`, True at real tokens.
+      segment_ids: Must be None: a row is one text.
+      positions: Not read: it has no positions of its own.
+
+    Returns:
+      Float tensor `[b, n, d]`.
+
+    Masking: padding is not read; the last block is that of the last real token.
+
+    Example:
+      >>> from keras import ops
+      >>> BigBird(heads=2, chunk_size=4)(ops.ones((2, 10, 16))).shape
+      TensorShape([2, 10, 16])
+    """
+
+    def __init__(
+        self,
+        heads: int = 12,
+        causal: bool = False,
+        chunk_size: int = 64,
+        random_blocks: int = 3,
+        seed: int = 0,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self.keep(causal, seed, heads=heads, chunk_size=chunk_size, random_blocks=random_blocks)
+
+    @property
+    def spec(self):
+        return SPEC
+
+    def seen(self, n):
+        return (5 + self.random_blocks) * self.chunk_size

@@ -1,0 +1,54 @@
+"""Informer: softmax attention of the tokens that have most to choose."""
+
+import keras
+
+from flash_tf.layers.bidirectional_mixer import BidirectionalMixer
+from flash_tf.layers.mixers import MIXERS
+from kernels_xla.sparse_queries import SPEC
+
+
+@MIXERS.register("informer")
+@keras.saving.register_keras_serializable("flash_tf")
+class Informer(BidirectionalMixer):
+    """`out = W_o concat_h(o_h)`, o_h being softmax attention of some tokens, and the mean of v_h for the others.
+
+    Source: Zhou et al., "Informer", arXiv:2012.07436, ProbSparse self-attention; see `kernels_xla.sparse_queries`. How
+    many tokens attend is one number, where the paper lets it grow with the logarithm of the length, and the sample of
+    keys by which they are found is one for all queries [our definitions].
+
+    Args:
+      heads: h; must divide the width d.
+      causal: Must be false: it reads the whole text.
+      queries: How many tokens attend, and how many keys are sampled to find them.
+      seed: What the sample follows from.
+      **kwargs: Passed to `keras.layers.Layer`.
+
+    Call arguments:
+      x: Float tensor `[b, n, d]`.
+      padding_mask: Bool `[b, n]`, True at real tokens.
+      segment_ids: Must be None: a row is one text.
+      positions: Not read: it has no positions of its own.
+
+    Returns:
+      Float tensor `[b, n, d]`.
+
+    Masking: padding is not read: it is neither sampled, nor chosen, nor in the mean.
+
+    Example:
+      >>> from keras import ops
+      >>> Informer(heads=2)(ops.ones((2, 10, 16))).shape
+      TensorShape([2, 10, 16])
+    """
+
+    chooses = True
+
+    def __init__(self, heads: int = 12, causal: bool = False, queries: int = 128, seed: int = 0, **kwargs):
+        super().__init__(**kwargs)
+        self.keep(causal, seed, heads=heads, queries=queries)
+
+    @property
+    def spec(self):
+        return SPEC
+
+    def seen(self, n):
+        return 2 * self.queries

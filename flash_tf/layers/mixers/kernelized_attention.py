@@ -1,0 +1,50 @@
+"""Kernelized attention: a Gaussian of the distance between query and key."""
+
+import keras
+
+from flash_tf.layers.bidirectional_mixer import BidirectionalMixer
+from flash_tf.layers.mixers import MIXERS
+from kernels_xla.gaussian import SPEC
+
+
+@MIXERS.register("kernelized_attention")
+@keras.saving.register_keras_serializable("flash_tf")
+class KernelizedAttention(BidirectionalMixer):
+    """`out = W_o concat_h(sum_j exp(-|q_h - k_hj|^2 / (2 sqrt(s))) v_hj)`, not divided by the sum of the weights.
+
+    Source: Skyformer (arXiv:2111.00035), section 3; see `kernels_xla.gaussian`.
+
+    Args:
+      heads: h; must divide the width d.
+      causal: Must be false: it reads the whole text.
+      **kwargs: Passed to `keras.layers.Layer`.
+
+    Call arguments:
+      x: Float tensor `[b, n, d]`.
+      padding_mask: Bool `[b, n]`, True at real tokens.
+      segment_ids: Integers `[b, n]`, 0 at padding, one number a packed document.
+      positions: Not read: it has no positions of its own.
+
+    Returns:
+      Float tensor `[b, n, d]`.
+
+    Masking: padding is not read; a packed document equals itself alone.
+
+    Example:
+      >>> from keras import ops
+      >>> KernelizedAttention(heads=2)(ops.ones((2, 10, 16))).shape
+      TensorShape([2, 10, 16])
+    """
+
+    packs = True
+
+    def __init__(self, heads: int = 12, causal: bool = False, **kwargs):
+        super().__init__(**kwargs)
+        self.keep(causal, heads=heads)
+
+    @property
+    def spec(self):
+        return SPEC
+
+    def seen(self, n):
+        return n

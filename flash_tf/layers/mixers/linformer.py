@@ -1,0 +1,67 @@
+"""Linformer: softmax attention to a fixed number of mixed keys and values."""
+
+import keras
+from keras import ops
+
+from flash_tf.layers.bidirectional_mixer import BidirectionalMixer
+from flash_tf.layers.common import normal
+from flash_tf.layers.mixers import MIXERS
+from kernels_xla.projected import SPEC
+
+
+@MIXERS.register("linformer")
+@keras.saving.register_keras_serializable("flash_tf")
+class Linformer(BidirectionalMixer):
+    """`out = W_o concat_h(softmax(q_h (E_h k_h)^T / sqrt(s)) E_h v_h)`, E being learned for each position.
+
+    Source: Wang et al., "Linformer", arXiv:2006.04768, with one matrix a head for keys and values, as in the comparison
+    of Skyformer (arXiv:2111.00035); see `kernels_xla.projected`.
+
+    Args:
+      heads: h; must divide the width d.
+      causal: Must be false: it reads the whole text.
+      rank: Rows of E: how many keys a token sees.
+      max_length: Columns of E: the longest text. A shorter one takes the first.
+      **kwargs: Passed to `keras.layers.Layer`.
+
+    Call arguments:
+      x: Float tensor `[b, n, d]`.
+      padding_mask: Bool `[b, n]`, True at real tokens.
+      segment_ids: Must be None: a row is one text.
+      positions: Not read: it has no positions of its own.
+
+    Returns:
+      Float tensor `[b, n, d]`.
+
+    Masking: padding is not read: its keys and values are zeros.
+
+    Example:
+      >>> Linformer(heads=2)(ops.ones((2, 10, 16))).shape
+      TensorShape([2, 10, 16])
+    """
+
+    def __init__(self, heads: int = 12, causal: bool = False, rank: int = 128, max_length: int = 512, **kwargs):
+        super().__init__(**kwargs)
+        self.keep(causal, heads=heads, rank=rank, max_length=max_length)
+
+    def build(self, x_shape):
+        super().build(x_shape)
+        shape = (self.heads, self.rank, self.max_length)
+        self.mixing = self.add_weight(name="mixing", shape=shape, initializer=normal())
+
+    def sizes(self, b=1, n=None):
+        return {**super().sizes(b, n), "r": self.rank}
+
+    def enter(self, x, positions):
+        n = x.shape[1]
+        if n is not None and n > self.max_length:
+            raise ValueError(f"Linformer has max_length={self.max_length}, for texts of as many tokens, got {n}")
+        inputs, rest = super().enter(x, positions)
+        return {**inputs, "projection": ops.cast(self.mixing, self.compute_dtype)}, rest
+
+    @property
+    def spec(self):
+        return SPEC
+
+    def seen(self, n):
+        return self.rank

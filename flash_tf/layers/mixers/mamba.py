@@ -1,0 +1,162 @@
+"""Mamba: a diagonal state space whose steps, inputs and outputs the text chooses, behind a short convolution."""
+
+import keras
+import numpy as np
+from keras import ops
+
+from flash_tf.layers.common import normal
+from flash_tf.layers.linear_mixer import LinearMixer, check_causal
+from flash_tf.layers.mixers import MIXERS
+from flash_tf.layers.streaming import check_capacity, check_streams
+from kernels_xla import convolution
+from kernels_xla.selective_scan import SPEC
+
+STEPS = (1e-3, 1e-1)  # between which the steps begin
+
+
+@MIXERS.register("mamba")
+@keras.saving.register_keras_serializable("flash_tf")
+class Mamba(LinearMixer):
+    """`W_o (silu(z) * y)`, `h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t`, `y_t = C_t . h_t + D x_t` for each channel.
+
+    Of the tokens u come (x, z) = W_in u, then x = silu(conv(x)), (r, B, C) = W_x x, and dt = softplus(W_dt r + b).
+
+    Source: Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", arXiv:2312.00752, sections
+    3.4 and 3.6. It has no heads, and a model of it no feed-forward layers: two of it stand for a layer of attention and
+    one that is fed forward. At the start A = -(1, 2, ..) in each channel, D = 1, and the steps of the channels are
+    spread evenly in their logarithm over 0.001 .. 0.1, which the authors draw from there; W_dt and the convolution are
+    drawn as the authors' code draws them, and all else from N(0, 0.02).
+
+    Args:
+      causal: True: a state has no other form.
+      state_size: s, numbers that each channel keeps.
+      conv_width: Tokens that the convolution reads.
+      expansion: Channels of x over the width d.
+      dt_rank: Numbers of a token that its steps are made of; None for a sixteenth of the width, rounded up.
+      **kwargs: Passed to `keras.layers.Layer`.
+
+    Call arguments:
+      x: Float tensor `[b, n, d]`.
+      padding_mask: Bool `[b, n]`, True at real tokens.
+      segment_ids: Integers `[b, n]`, 0 at padding, one number a packed document.
+      positions: Not read: what it knows of positions are its decays.
+
+    Returns:
+      Float tensor `[b, n, d]`.
+
+    Masking: padding leaves the states as they are, and is zeros to the convolution; a packed document equals itself
+    alone.
+
+    Example:
+      >>> Mamba()(ops.ones((2, 10, 16))).shape
+      TensorShape([2, 10, 16])
+    """
+
+    causal_only = True
+
+    def __init__(
+        self,
+        causal: bool = True,
+        state_size: int = 16,
+        conv_width: int = 4,
+        expansion: int = 2,
+        dt_rank: int | None = None,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self.causal, self.state_size, self.conv_width = causal, state_size, conv_width
+        self.expansion, self.dt_rank = expansion, dt_rank
+        check_causal(self)
+        sizes = {"state_size": state_size, "conv_width": conv_width, "expansion": expansion, "dt_rank": dt_rank}
+        for name, size in sizes.items():
+            if size is not None and size < 1:
+                raise ValueError(f"Mamba needs {name} >= 1, got {size}")
+        self.supports_masking = True
+
+    def build(self, x_shape):
+        self.width = x_shape[-1]
+        self.inner, self.rank = self.expansion * self.width, self.dt_rank or -(-self.width // 16)
+        s, e = self.state_size, self.inner
+        inner_shape = (*x_shape[:-1], e)
+        self.in_projection = self._dense("in_projection", 2 * e, x_shape)
+        self.state_projection = self._dense("state_projection", self.rank + 2 * s, inner_shape)
+        within = keras.initializers.RandomUniform(-(self.rank**-0.5), self.rank**-0.5)
+        self.step_projection = self._dense("step_projection", e, (*x_shape[:-1], self.rank), within)
+        self.out_projection = self._dense("out_projection", self.width, inner_shape)
+        within = keras.initializers.RandomUniform(-(self.conv_width**-0.5), self.conv_width**-0.5)
+        self.conv_weights = self.add_weight(name="conv_weights", shape=(self.conv_width, e), initializer=within)
+        self.conv_bias = self.add_weight(name="conv_bias", shape=(e,), initializer=within)
+        # In float32 whatever the rest is; vectors, because the optimizer lets matrices decay.
+        steps = np.geomspace(*STEPS, e)
+        starts = {
+            "log_decay_rate": np.tile(np.log1p(np.arange(s)), e),
+            "skip": np.ones(e),
+            "step_bias": np.log(np.expm1(steps)),  # whose softplus they are
+        }
+        for name, start in starts.items():
+            drawn = lambda shape, dtype, start=start: ops.cast(start, dtype)  # noqa: E731
+            setattr(self, name, self.add_weight(name=name, shape=start.shape, initializer=drawn, autocast=False))
+        self.built = True
+
+    def _dense(self, name, width, x_shape, initializer=None):
+        layer = keras.layers.Dense(
+            width, use_bias=False, kernel_initializer=initializer or normal(), dtype=self.dtype_policy, name=name
+        )
+        layer.build(x_shape)
+        return layer
+
+    @property
+    def spec(self):
+        return SPEC
+
+    def sizes(self, b=1, n=None):
+        return {"b": b, "n": n, "e": self.inner, "s": self.state_size, "w": self.conv_width}
+
+    def enter(self, x, positions):
+        """What the scan takes of x `[b, n, e]` behind the convolution."""
+        x = ops.silu(x)
+        r, s = self.rank, self.state_size
+        steps, b, c = ops.split(self.state_projection(x), [r, r + s], axis=-1)
+        bias, log_rate, d = (ops.cast(w, "float32") for w in (self.step_bias, self.log_decay_rate, self.skip))
+        dt = ops.softplus(ops.cast(self.step_projection(steps), "float32") + bias)
+        a = -ops.exp(ops.reshape(log_rate, (self.inner, s)))
+        return {"x": x, "dt": dt, "a": a, "b": b, "c": c, "d": d}, []
+
+    def leave(self, out, rest):
+        return self.out_projection(out * ops.silu(rest[0]))
+
+    def call(self, x, padding_mask=None, segment_ids=None, positions=None, training=None):
+        masked = {"padding_mask": padding_mask, "segment_ids": segment_ids}
+        x, z = ops.split(self.in_projection(x), 2, axis=-1)
+        inputs, _ = self.enter(convolution.convolution(x, self.conv_weights, self.conv_bias, **masked), positions)
+        return self.leave(self.spec.fast(**inputs, **masked), [z])
+
+    def projection_flops(self):
+        d, e, r, s = self.width, self.inner, self.rank, self.state_size
+        return 2 * (d * 2 * e + e * (r + 2 * s) + r * e + e * d) + convolution.SPEC.flops(self.sizes(n=1), {})
+
+    def activations(self, n: int) -> int:
+        return round(9 * self.inner + 3 * self.state_size)  # steps in float32; states are made again
+
+    def state_bytes(self, n: int, itemsize: int = 2) -> int:
+        kernels = (SPEC, convolution.SPEC)
+        return sum(spec.state_bytes(self.sizes(), {}, itemsize) for spec in kernels)
+
+    def initial_state(self, batch, capacity=None, dtype=None):
+        """Constant in the text's length: `conv [b, w - 1, e]`, `ssm [b, s, e]`, float32, and `position [b]`."""
+        check_streams(self, self.obstacle)
+        check_capacity(self, capacity)
+        sizes, dtype = self.sizes(batch), dtype or self.compute_dtype
+        tokens = convolution.initial_state(sizes, {}, dtype)["tokens"]
+        return {"conv": tokens, **SPEC.stream.initial_state(sizes, {}, dtype)}
+
+    def extend(self, x, state, positions=None, valid=None, prepared=None):
+        """The next tokens of each row; see `flash_tf.layers.mixers`."""
+        check_streams(self, self.obstacle)
+        x, z = ops.split(self.in_projection(x), 2, axis=-1)
+        weights = (ops.cast(w, x.dtype) for w in (self.conv_weights, self.conv_bias))
+        x, after = convolution.extend({"tokens": state["conv"]}, x, *weights, valid=valid)
+        inputs, _ = self.enter(x, positions)
+        scanned = {name: state[name] for name in ("ssm", "position")}
+        out, scanned = SPEC.stream.extend(scanned, **inputs, valid=valid)
+        return self.leave(out, [z]), {"conv": after["tokens"], **scanned}

@@ -1,0 +1,50 @@
+"""Nystromformer: softmax attention through the means of segments."""
+
+import keras
+
+from flash_tf.layers.bidirectional_mixer import BidirectionalMixer
+from flash_tf.layers.mixers import MIXERS
+from kernels_xla.nystrom import SPEC
+
+
+@MIXERS.register("nystromformer")
+@keras.saving.register_keras_serializable("flash_tf")
+class Nystromformer(BidirectionalMixer):
+    """`out = W_o concat_h(F1 pinv(F2) F3 v_h)`: all tokens to landmarks, those to each other, and those to all tokens.
+
+    Source: Xiong et al., "Nystromformer", arXiv:2102.03902, without its convolution of the values, as in the comparison
+    of Skyformer (arXiv:2111.00035); see `kernels_xla.nystrom`.
+
+    Args:
+      heads: h; must divide the width d.
+      causal: Must be false: it reads the whole text.
+      landmarks: How many segments of the text have a mean; their lengths differ by one token at most.
+      **kwargs: Passed to `keras.layers.Layer`.
+
+    Call arguments:
+      x: Float tensor `[b, n, d]`.
+      padding_mask: Bool `[b, n]`, True at real tokens.
+      segment_ids: Must be None: a row is one text.
+      positions: Not read: it has no positions of its own.
+
+    Returns:
+      Float tensor `[b, n, d]`.
+
+    Masking: padding is not read: segments and means are of the real tokens.
+
+    Example:
+      >>> from keras import ops
+      >>> Nystromformer(heads=2)(ops.ones((2, 10, 16))).shape
+      TensorShape([2, 10, 16])
+    """
+
+    def __init__(self, heads: int = 12, causal: bool = False, landmarks: int = 128, **kwargs):
+        super().__init__(**kwargs)
+        self.keep(causal, heads=heads, landmarks=landmarks)
+
+    @property
+    def spec(self):
+        return SPEC
+
+    def seen(self, n):
+        return 2 * self.landmarks

@@ -1,0 +1,81 @@
+"""Transformer-LS: attention to a window of tokens and to weighted sums over the text."""
+
+import keras
+from keras import ops
+
+from flash_tf.layers.bidirectional_mixer import BidirectionalMixer
+from flash_tf.layers.common import parts_of, projection
+from flash_tf.layers.mixers import MIXERS
+from kernels_xla.long_short import EPSILON, SPEC
+
+
+@MIXERS.register("transformer_ls")
+@keras.saving.register_keras_serializable("flash_tf")
+class TransformerLS(BidirectionalMixer):
+    """`out = W_o concat_h(attend(q_h, [near k_h, far K_h], [near v_h, far V_h]))`, one softmax over both.
+
+    Source: Zhu et al., "Long-Short Transformer", arXiv:2107.02192, of masked models: its causal form is not here. Keys
+    and values pass one layer norm, and their sums another, of keys and values alike, as in the authors' code; see
+    `kernels_xla.long_short`.
+
+    Args:
+      heads: h; must divide the width d.
+      causal: Must be false: it reads the whole text.
+      chunk_size: Tokens of a block, even: its window is itself and half a block on each side. Part of the function.
+      landmarks: r, how many sums a head has.
+      **kwargs: Passed to `keras.layers.Layer`.
+
+    Call arguments:
+      x: Float tensor `[b, n, d]`.
+      padding_mask: Bool `[b, n]`, True at real tokens.
+      segment_ids: Must be None: a row is one text.
+      positions: Not read: it has no positions of its own.
+
+    Returns:
+      Float tensor `[b, n, d]`.
+
+    Masking: padding is not read, and in no sum.
+
+    Example:
+      >>> TransformerLS(heads=2, chunk_size=4)(ops.ones((2, 10, 16))).shape
+      TensorShape([2, 10, 16])
+    """
+
+    def __init__(self, heads: int = 12, causal: bool = False, chunk_size: int = 64, landmarks: int = 32, **kwargs):
+        super().__init__(**kwargs)
+        self.keep(causal, heads=heads, chunk_size=chunk_size, landmarks=landmarks)
+        if chunk_size % 2:
+            raise ValueError(f"TransformerLS needs an even chunk_size, got {chunk_size}")
+
+    def build(self, x_shape):
+        self.build_heads(x_shape, multiple=1)
+        # A bias would add the same to all tokens of a sum, whose softmax is over the tokens.
+        self.landmark_projection = projection(self, self.heads * self.landmarks, "landmark_projection", use_bias=False)
+        same = {"epsilon": EPSILON, "dtype": self.dtype_policy}
+        self.near_norm = keras.layers.LayerNormalization(name="near_norm", **same)
+        self.far_norm = keras.layers.LayerNormalization(name="far_norm", **same)
+        for layer in (self.landmark_projection, self.near_norm, self.far_norm):
+            layer.build(x_shape)
+        self.built = True
+
+    def sizes(self, b=1, n=None):
+        return {**super().sizes(b, n), "r": self.landmarks}
+
+    def enter(self, x, positions):
+        q, k, v = parts_of(self.in_projection, x, [self.width] * 3)
+        inputs = {"q": q, "k": self.near_norm(k), "v": self.near_norm(v), "scores": self.landmark_projection(x)}
+        inputs = {name: self.split(part) for name, part in inputs.items()}
+        shape = (self.heads, self.width // self.heads)
+        norm = {"scale": self.far_norm.gamma, "offset": self.far_norm.beta}
+        norm = {name: ops.reshape(weight, shape) for name, weight in norm.items()}
+        return {**inputs, **{f"{of}_{name}": weight for of in "kv" for name, weight in norm.items()}}, []
+
+    def projection_flops(self):
+        return 8 * self.width**2 + 2 * self.width * self.heads * self.landmarks
+
+    @property
+    def spec(self):
+        return SPEC
+
+    def seen(self, n):
+        return 2 * self.chunk_size + 2 * self.landmarks

@@ -1,0 +1,79 @@
+"""Texts into classes: the stack of the language models, a mean over tokens, and a small network."""
+
+import inspect
+
+import keras
+from keras import ops
+
+from flash_tf.layers.common import normal
+from flash_tf.models.language_model import LanguageModel, unpack
+
+
+@keras.saving.register_keras_serializable("flash_tf")
+class Classifier(LanguageModel):
+    """Token ids `[b, n]` -> logits `[b, classes]`: `W_2 relu(W_1 mean(x) + b_1) + b_2` over the real tokens' x.
+
+    For `compile` and `fit`, with a loss from logits. Mean pooling, the learned positions that are its default, and the
+    hidden layer are those of the Long-Range Arena's models in TransNormer's Table 6 (arXiv:2210.10340, appendix).
+
+    Args:
+      classes: Their number, 2 or more.
+      hidden: Width of the layer between.
+      **kwargs: As for `LanguageModel`, but for those of its head; `position_embedding` is "learned" by default, and
+        needs `max_length`.
+
+    Call arguments:
+      token_ids: Integers `[b, n]`, or a dictionary of all call arguments, as `fit` passes it.
+      padding_mask: Bool `[b, n]`, True at real tokens; a row without one has the mean zero.
+      positions: Integers `[b, n]` or `[1, n]`.
+
+    Returns:
+      Logits `[b, classes]`, in the compute dtype.
+
+    Example:
+      >>> import numpy as np
+      >>> options = {"vocabulary_size": 256, "width": 16, "depth": 2, "max_length": 50}
+      >>> model = Classifier(2, mixer={"type": "mixed_chunk", "chunk_size": 8, "key_dim": 8}, **options)
+      >>> model(np.zeros((3, 50), "int32")).shape
+      TensorShape([3, 2])
+    """
+
+    causal = False
+    PARTS = 1  # of what the network sees, each as wide as the model
+
+    def __init__(self, classes: int, hidden: int = 128, **kwargs):
+        if classes < 2 or hidden < 1:
+            raise ValueError(f"{type(self).__name__} needs classes >= 2 and hidden >= 1, got {classes} and {hidden}")
+        super().__init__(**{"position_embedding": "learned", "head_bias": False, **kwargs})
+        self.classes, self.hidden = classes, hidden
+        dense = lambda width, **more: keras.layers.Dense(  # noqa: E731
+            width, kernel_initializer=normal(), dtype=self.dtype_policy, **more
+        )
+        self.inner = dense(hidden, activation="relu", name="inner")
+        self.outer = dense(classes, name="outer")
+
+    def build(self, input_shape=None):
+        super().build(input_shape)
+        self.inner.build((None, self.PARTS * self.width))
+        self.outer.build((None, self.hidden))
+
+    def call(self, token_ids, padding_mask=None, positions=None, training=None):
+        given = unpack(token_ids, {"padding_mask": padding_mask, "positions": positions})
+        return self.outer(self.inner(self.mean(**given, training=training)))
+
+    def mean(self, token_ids, padding_mask=None, **options):
+        """The mean of the last layer's activations over the real tokens of each row, `[b, d]`."""
+        x = ops.cast(self.encode(token_ids, padding_mask=padding_mask, **options), "float32")
+        if padding_mask is None:
+            return ops.cast(ops.mean(x, axis=1), self.compute_dtype)
+        real = ops.cast(padding_mask, "float32")[..., None]
+        total = ops.sum(ops.where(real > 0, x, ops.zeros_like(x)), axis=1)
+        return ops.cast(total / ops.maximum(ops.sum(real, axis=1), 1.0), self.compute_dtype)
+
+    def compute_output_spec(self, token_ids, *arguments, **options):
+        del arguments, options
+        return keras.KerasTensor((unpack(token_ids, {})["token_ids"].shape[0], self.classes), self.compute_dtype)
+
+    def get_config(self):
+        stack = [name for name in inspect.signature(LanguageModel).parameters if name != "kwargs"]
+        return {**super().get_config(), **{name: getattr(self, name) for name in stack}}

@@ -1,0 +1,119 @@
+"""A short convolution over the tokens before, each channel alone.
+
+Source: Gu and Dao, "Mamba", arXiv:2312.00752, section 3.4; there of four tokens.
+"""
+
+from keras import ops
+
+from kernels_xla.accumulate import sum_dtype
+from kernels_xla.masks import documents, keep
+from kernels_xla.recurrence import arrived
+from kernels_xla.spec import KernelSpec, Stream, Tensor
+from kernels_xla.streaming import rows
+
+
+def convolution(
+    x: Tensor,
+    weights: Tensor,
+    bias: Tensor,
+    *,
+    causal: bool = True,
+    padding_mask: Tensor | None = None,
+    segment_ids: Tensor | None = None,
+) -> Tensor:
+    """out[i] = bias + sum over k < w of weights[k] * x[i - (w - 1) + k]: of the token and the w - 1 before it.
+
+    Args:
+      x: `[b, n, e]`.
+      weights: `[w, e]`; the last are the token's own.
+      bias: `[e]`.
+      causal: True, being so by definition.
+      padding_mask: `[b, n]`, True at real tokens. The others are read as zeros: amid a text they take a place in the
+        window, as they take a position.
+      segment_ids: `[b, n]`, 0 at padding; what is before a document is zeros.
+
+    Returns:
+      `[b, n, e]`, in the dtype of `x`; 0 at padding.
+
+    Raises:
+      ValueError: It is not causal.
+
+    Cost:
+      O(n w e) multiply-adds, O(n e) memory.
+
+    Precision:
+      Products and sums in float32.
+    """
+    _check(causal)
+    ids = documents(padding_mask, segment_ids)
+    real = None if ids is None else (ids > 0)[..., None]
+    before = [[0, 0], [weights.shape[0] - 1, 0]]
+    seen = None if segment_ids is None else (ops.pad(ids, before), ids)
+    return keep(_slide(ops.pad(keep(x, real), [*before, [0, 0]]), weights, bias, seen), real)
+
+
+def _check(causal):
+    if not causal:
+        raise ValueError("convolution is of the tokens before, and causal by definition: got causal=False")
+
+
+def _slide(x, weights, bias, seen=None):
+    """X `[b, w - 1 + n, e]` -> `[b, n, e]`; `seen`, the documents of x, `[b, w - 1 + n]`, and of its last n tokens."""
+    w, dtype = weights.shape[0], x.dtype
+    n = ops.shape(x)[1] - (w - 1)
+    x, weights, bias = (ops.cast(part, sum_dtype(x)) for part in (x, weights, bias))
+    out = bias
+    for k in range(w):
+        part = x[:, k : k + n]
+        out = out + weights[k] * (part if seen is None else keep(part, (seen[0][:, k : k + n] == seen[1])[..., None]))
+    return ops.cast(out, dtype)
+
+
+def convolution_reference(x, weights, bias, *, causal=True, padding_mask=None, segment_ids=None):
+    """The sum over dense weights of pairs, `[b, i, j, e]`."""
+    del causal
+    n, w = x.shape[1], weights.shape[0]
+    ids = documents(padding_mask, segment_ids)
+    ids = ops.ones(x.shape[:2], "int32") if ids is None else ids
+    back = ops.arange(n)[:, None] - ops.arange(n)[None, :]  # how far j is before i
+    inside = (back >= 0) & (back < w)
+    seen = inside & (ids[:, :, None] == ids[:, None, :]) & (ids[:, None, :] > 0)
+    of_pairs = ops.take(weights, ops.clip(w - 1 - back, 0, w - 1), axis=0)  # [i, j, e]
+    of_pairs = of_pairs * ops.cast(seen, x.dtype)[..., None]
+    return (ops.einsum("bije,bje->bie", of_pairs, x) + bias) * ops.cast(ids > 0, x.dtype)[..., None]
+
+
+def initial_state(sizes, case, dtype):
+    """The w - 1 tokens before the next, `tokens [b, w - 1, e]`: zeros."""
+    del case
+    return {"tokens": ops.zeros((sizes["b"], sizes["w"] - 1, sizes["e"]), dtype)}
+
+
+def extend(state, x, weights, bias, *, valid=None, causal=True):
+    """The next k tokens of each row."""
+    _check(causal)
+    before, k = state["tokens"], ops.shape(x)[1]
+    real = arrived(k, valid)
+    x = x if real is None else keep(x, real[..., None])
+    both = ops.concatenate([before, ops.cast(x, before.dtype)], axis=1)
+    at = ops.arange(before.shape[1], dtype="int32")[None]
+    after = both[:, k:] if valid is None else rows(both, valid[:, None] + at)
+    return ops.cast(_slide(both, weights, bias), x.dtype), {"tokens": after}
+
+
+def state_bytes(sizes, case, itemsize):
+    del case
+    return sizes["b"] * (sizes["w"] - 1) * sizes["e"] * itemsize
+
+
+SPEC = KernelSpec(
+    name="convolution",
+    fast=convolution,
+    reference=convolution_reference,
+    stream=Stream(initial_state=initial_state, extend=extend, supports=lambda case: True),
+    inputs={"x": "bne", "weights": "we", "bias": "e"},
+    cases=({"causal": True},),
+    timed={"causal": True},
+    flops=lambda sizes, case: 2 * sizes["b"] * sizes["n"] * sizes["w"] * sizes["e"],
+    state_bytes=state_bytes,
+)

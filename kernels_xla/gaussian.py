@@ -1,0 +1,63 @@
+"""Kernelized attention: a Gaussian of the distance of query and key, not divided by its sum.
+
+Source: Chen et al., "Skyformer", arXiv:2111.00035, section 3: the kernel that Skyformer approximates.
+"""
+
+from keras import ops
+
+from kernels_xla import landmarks
+from kernels_xla.masks import documents, keep, pairs
+from kernels_xla.softmax import attention_flops
+from kernels_xla.spec import KernelSpec, Tensor
+
+
+def gaussian_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, padding_mask: Tensor | None = None, segment_ids: Tensor | None = None
+) -> Tensor:
+    """out[i] = sum over visible j of exp(-|q[i] - k[j]|^2 / (2 sqrt(s))) v[j], for each head.
+
+    Args:
+      q: Queries, `[b, n, h, s]`.
+      k: Keys, `[b, n, h, s]`.
+      v: Values, `[b, n, h, e]`.
+      padding_mask: `[b, n]`, True at real tokens.
+      segment_ids: `[b, n]`, 0 at padding; a token sees its own document only.
+
+    Returns:
+      `[b, n, h, e]`, in the dtype of `v`; 0 at padding.
+
+    Cost:
+      O(n^2 h (s + e)) multiply-adds, O(n^2 h) memory.
+
+    Precision:
+      Weights in float32; they enter their product with `v` in its dtype.
+    """
+    ids = documents(padding_mask, segment_ids)
+    there = None if ids is None else ids > 0
+    q, k, v = (landmarks.real(x, there) for x in (q, k, v))
+    seen = pairs(ids, ids, None, None, causal=False)
+    weights = keep(landmarks.gaussian(q, k), None if seen is None else seen[:, None])
+    return ops.einsum("bhij,bjhe->bihe", ops.cast(weights, v.dtype), v)
+
+
+def gaussian_attention_reference(q, k, v, *, padding_mask=None, segment_ids=None):
+    """The distances themselves, with the mask as a factor."""
+    distances = ops.sum((q[:, :, None] - k[:, None]) ** 2, axis=-1)  # [b, i, j, h]
+    weights = ops.exp(-distances / (2 * q.shape[-1] ** 0.5))
+    if (ids := documents(padding_mask, segment_ids)) is not None:
+        seen = (ids[:, :, None] == ids[:, None]) & (ids[:, None] > 0)
+        weights = weights * ops.cast(seen[..., None], v.dtype)
+    return ops.einsum("bijh,bjhe->bihe", weights, v)
+
+
+SPEC = KernelSpec(
+    name="gaussian",
+    fast=gaussian_attention,
+    reference=gaussian_attention_reference,
+    stream=None,
+    inputs={"q": "bnhs", "k": "bnhs", "v": "bnhe"},
+    cases=({},),
+    timed={},
+    flops=attention_flops,
+    state_bytes=lambda sizes, case, itemsize: 0,
+)

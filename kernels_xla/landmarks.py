@@ -1,0 +1,104 @@
+"""What attention through a few tokens shares: real tokens by number, means of segments, an inverse, draws. No kernel.
+
+A text with padding is the text of its real tokens: they are numbered 0 .. m-1 in their order, and whatever is placed,
+counted or drawn here goes by these numbers. So a text gives the same alone and padded.
+"""
+
+import numpy as np
+from keras import ops
+
+from kernels_xla.accumulate import einsum, sum_dtype
+from kernels_xla.masks import keep
+from kernels_xla.spec import Tensor
+from kernels_xla.streaming import rows
+
+STEPS = 6  # of the inverse, in both papers
+
+
+def real(x: Tensor, padding_mask: Tensor | None) -> Tensor:
+    """`x [b, n, h, s]` with zeros at padding."""
+    return keep(x, None if padding_mask is None else padding_mask[:, :, None, None])
+
+
+def numbers(x: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The number of each real token of `x [b, n, ...]`, and how many there are.
+
+    Returns:
+      int32 `[b, n]`, of which those at padding mean nothing, and int32 `[b]`. Without a mask b is 1 in both.
+    """
+    if padding_mask is None:
+        at = ops.arange(ops.shape(x)[1], dtype="int32")[None]
+        return at, ops.max(at, axis=1) + 1
+    counted = ops.cumsum(ops.cast(padding_mask, "int32"), axis=1)
+    return counted - 1, counted[:, -1]
+
+
+def positions_of(wanted: Tensor, padding_mask: Tensor | None) -> Tensor:
+    """Where the real tokens of numbers `wanted [b, m]` stand, int32 `[b, m]`."""
+    if padding_mask is None:
+        return wanted
+    n = ops.shape(padding_mask)[1]
+    at = ops.arange(n, dtype="int32")[None]
+    return rows(ops.cast(ops.argsort(ops.where(padding_mask, at, at + n), axis=1), "int32"), wanted)
+
+
+def draws(seed: int, count: int) -> np.ndarray:
+    """`count` random integers, int32, which modulo any m are random numbers below it; the same for the same seed."""
+    return np.random.default_rng(seed).integers(2**31 - 1, size=count).astype("int32")
+
+
+def segments(x: Tensor, padding_mask: Tensor | None, count: int) -> Tensor:
+    """Whether token i is of segment t, bool `[b, n, t]`: real token a of m is of segment a * count // m.
+
+    So lengths differ by one token at most, and where there are fewer tokens than segments, some have none.
+    """
+    at, m = numbers(x, padding_mask)
+    segment = at * count // ops.maximum(m, 1)[:, None]
+    member = segment[..., None] == ops.arange(count, dtype="int32")
+    return member if padding_mask is None else ops.logical_and(member, padding_mask[..., None])
+
+
+def means(x: Tensor, member: Tensor) -> Tensor:
+    """The mean of each segment: `x [b, n, h, s]`, `member [b, n, t]` -> `[b, t, h, s]`; 0 for one without tokens."""
+    # In float32 from the start: XLA on CPUs has no product of this shape that sums bfloat16 in float32.
+    dtype = sum_dtype(x)
+    member = ops.broadcast_to(ops.cast(member, dtype), (*ops.shape(x)[:2], member.shape[-1]))
+    total, size = ops.einsum("bnt,bnhs->bths", member, ops.cast(x, dtype)), ops.sum(member, axis=1)
+    return ops.cast(total / ops.maximum(size, 1)[..., None, None], x.dtype)
+
+
+def pseudo_inverse(matrix: Tensor) -> Tensor:
+    """An iterative pseudo-inverse of `[..., t, t]`: Razavi et al. 2014, as Nystromformer takes it (its equation 11).
+
+    V <- V / 4 (13 - K V (15 - K V (7 - K V))), from K^T over the greatest sum of a row times that of a column. These
+    are of each matrix alone, so that no text depends on those beside it. Rows and columns of zeros stay zeros.
+    """
+    size, identity = ops.abs(matrix), ops.eye(matrix.shape[-1], dtype=matrix.dtype)
+    scale = ops.max(ops.sum(size, axis=-1), axis=-1) * ops.max(ops.sum(size, axis=-2), axis=-1)
+    scale = ops.where(scale > 0, scale, ops.ones_like(scale))[..., None, None]
+    found = ops.swapaxes(matrix, -1, -2) / scale
+    for _ in range(STEPS):
+        product = ops.matmul(matrix, found)
+        inner = ops.matmul(product, 7 * identity - product)
+        found = ops.matmul(found, 13 * identity - ops.matmul(product, 15 * identity - inner)) / 4
+    return found
+
+
+def gaussian(q: Tensor, k: Tensor) -> Tensor:
+    """exp(-|q - k|^2 / (2 sqrt(s))) of all pairs: `[b, i, h, s]`, `[b, j, h, s]` -> `[b, h, i, j]` in float32.
+
+    Skyformer's kernel (Chen et al., arXiv:2111.00035, section 3): softmax's exp(q . k / sqrt(s)), which its row and
+    column each divide by the root of what it gives them with themselves.
+    """
+    square = lambda x: ops.transpose(ops.sum(ops.square(ops.cast(x, sum_dtype(x))), axis=-1), (0, 2, 1))  # noqa: E731
+    products = einsum("bihs,bjhs->bhij", q, k)
+    return ops.exp((products - (square(q)[..., None] + square(k)[:, :, None]) / 2) / q.shape[-1] ** 0.5)
+
+
+def flops(sizes, case):
+    """Of all tokens to and from the landmarks, the landmarks among themselves, and four products a step of the inverse.
+
+    The means are no products, and are not counted.
+    """
+    n, t, widths = sizes["n"], case["landmarks"], sizes["s"] + sizes["e"]
+    return 2 * sizes["b"] * sizes["h"] * (2 * n * t * widths + t * t * widths + 4 * STEPS * t**3)

@@ -1,0 +1,147 @@
+"""Softmax attention to a window of tokens and to a few sums over the whole text, which the text itself weighs.
+
+Source: Zhu et al., "Long-Short Transformer", arXiv:2107.02192, sections 3.1 to 3.3, of masked models.
+"""
+
+from keras import ops
+
+from kernels_xla.accumulate import einsum, sum_dtype
+from kernels_xla.chunking import fold, unfold
+from kernels_xla.landmarks import real
+from kernels_xla.softmax import attend
+from kernels_xla.spec import KernelSpec, Tensor
+
+EPSILON = 1e-5
+
+
+def long_short_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scores: Tensor,
+    k_scale: Tensor,
+    k_offset: Tensor,
+    v_scale: Tensor,
+    v_offset: Tensor,
+    *,
+    chunk_size: int,
+    padding_mask: Tensor | None = None,
+) -> Tensor:
+    """out[i] = one softmax, of q[i] . key / sqrt(s), over the tokens of a window and r sums, for each head.
+
+    The window of a block of c tokens is the block, the half block before it, and that after it. With P the softmax of
+    `scores` over the tokens, the sums' keys are norm(P^T k) and their values norm(P^T v): layer norms over all heads
+    together, which give them the size that tokens have.
+
+    Args:
+      q: Queries, `[b, n, h, s]`.
+      k: Keys, `[b, n, h, s]`.
+      v: Values, `[b, n, h, e]`.
+      scores: Of each token in each sum, `[b, n, h, r]`.
+      k_scale: `[h, s]`, what the norm of the keys multiplies by.
+      k_offset: `[h, s]`, what it adds.
+      v_scale: `[h, e]`, likewise of the values.
+      v_offset: `[h, e]`.
+      chunk_size: c, even. Part of the model: changing it changes the function.
+      padding_mask: `[b, n]`, True at real tokens.
+
+    Returns:
+      `[b, n, h, e]`, in the dtype of `v`; 0 at padding.
+
+    Cost:
+      O(n (c + r) h (s + e)) multiply-adds, O(n (c + r) h) memory: linear in n.
+
+    Precision:
+      P, its sums and their norms in float32; the rest as in `softmax_attention`.
+    """
+    shape = ops.shape(v)
+    there = ops.ones(shape[:2], "bool") if padding_mask is None else padding_mask
+    q, k, v = (real(x, padding_mask) for x in (q, k, v))
+    wide = ops.where(there[..., None, None], ops.cast(scores, sum_dtype(scores)), -1e30)
+    share = ops.cast(ops.softmax(wide, axis=1), v.dtype)  # [b, n, h, r]
+    keys = _norm(einsum("bnhr,bnhs->brhs", share, k), k_scale, k_offset)
+    values = _norm(einsum("bnhr,bnhe->brhe", share, v), v_scale, v_offset)
+    near = [_window(fold(x, chunk_size)) for x in (k, v, ops.cast(there, "int32"))]  # [b, g, 2c, ...]
+    g, r = ops.shape(near[0])[1], scores.shape[-1]
+    join = lambda far, near: _flat(ops.concatenate([_copied(ops.cast(far, v.dtype), g), near], axis=2))  # noqa: E731
+    both = join(keys, near[0]), join(values, near[1])  # [b g, r + 2c, h, s]
+    seen = _flat(ops.concatenate([ops.ones((shape[0], g, r), "bool"), near[2] > 0], axis=2))[:, None]
+    out = ops.reshape(attend(_flat(fold(q, chunk_size)), *both, seen), (shape[0], g, chunk_size, *shape[2:]))
+    return real(unfold(out, shape[1]), padding_mask)
+
+
+def _norm(x, scale, offset):
+    """Layer norm of `[b, r, h, s]` over heads and their channels."""
+    mean = ops.mean(x, axis=(2, 3), keepdims=True)
+    variance = ops.mean(ops.square(x - mean), axis=(2, 3), keepdims=True)
+    return (x - mean) * ops.rsqrt(variance + EPSILON) * ops.cast(scale, x.dtype) + ops.cast(offset, x.dtype)
+
+
+def _window(x):
+    """`[b, g, c, ...]` -> `[b, g, 2c, ...]`: each block between the halves beside it, zeros beyond the ends."""
+    half = x.shape[2] // 2
+    rest = [[0, 0]] * (len(x.shape) - 2)
+    before = ops.pad(x[:, :-1, half:], [[0, 0], [1, 0], *rest])
+    after = ops.pad(x[:, 1:, :half], [[0, 0], [0, 1], *rest])
+    return ops.concatenate([before, x, after], axis=2)
+
+
+def _copied(x, g):
+    """`[b, r, ...]` -> `[b, g, r, ...]`."""
+    return ops.broadcast_to(x[:, None], (ops.shape(x)[0], g, *ops.shape(x)[1:]))
+
+
+def _flat(x):
+    """`[b, g, ...]` -> `[b g, ...]`."""
+    return ops.reshape(x, (-1, *ops.shape(x)[2:]))
+
+
+def long_short_attention_reference(
+    q, k, v, scores, k_scale, k_offset, v_scale, v_offset, *, chunk_size, padding_mask=None
+):
+    """All pairs with the window as a mask, beside the sums."""
+    (b, n), c, dtype = v.shape[:2], chunk_size, v.dtype
+    there = ops.ones((b, n), dtype) if padding_mask is None else ops.cast(padding_mask, dtype)
+    share = ops.exp(scores - ops.max(scores, axis=1, keepdims=True)) * there[..., None, None]
+    total = ops.sum(share, axis=1, keepdims=True)
+    share = share / ops.where(total > 0, total, ops.ones_like(total))
+
+    def summed(x, scale, offset):
+        found = ops.einsum("bnhr,bnhs->brhs", share, x)
+        mean = ops.mean(found, axis=(2, 3), keepdims=True)
+        deviation = ops.sqrt(ops.mean((found - mean) ** 2, axis=(2, 3), keepdims=True) + EPSILON)
+        return (found - mean) / deviation * scale + offset
+
+    keys = ops.concatenate([k, summed(k, k_scale, k_offset)], axis=1)
+    values = ops.concatenate([v, summed(v, v_scale, v_offset)], axis=1)
+    at, block = ops.arange(n), ops.arange(n)[:, None] // c
+    window = (at >= block * c - c // 2) & (at < block * c + c + c // 2)  # [i, j]
+    near = ops.cast(window, dtype) * there[:, None]
+    seen = ops.concatenate([near, ops.ones((b, n, scores.shape[-1]), dtype)], axis=-1) * there[..., None]
+    found = ops.einsum("bihs,bjhs->bhij", q, keys) / q.shape[-1] ** 0.5
+    weights = ops.exp(found - ops.max(found, axis=-1, keepdims=True)) * seen[:, None]
+    total = ops.sum(weights, axis=-1, keepdims=True)
+    return ops.einsum("bhij,bjhe->bihe", weights / ops.where(total > 0, total, ops.ones_like(total)), values)
+
+
+def _flops(sizes, case):
+    n, c, r = sizes["n"], case["chunk_size"], sizes["r"]
+    seen = -(-n // c) * c * (2 * c + r) + n * r  # by all tokens, and what makes the sums
+    return 2 * sizes["b"] * sizes["h"] * seen * (sizes["s"] + sizes["e"])
+
+
+SPEC = KernelSpec(
+    name="long_short",
+    fast=long_short_attention,
+    reference=long_short_attention_reference,
+    stream=None,
+    inputs={
+        "q": "bnhs", "k": "bnhs", "v": "bnhe", "scores": "bnhr",
+        "k_scale": "hs", "k_offset": "hs", "v_scale": "he", "v_offset": "he",
+    },
+    cases=({"chunk_size": 4},),
+    timed={"chunk_size": 64},
+    flops=_flops,
+    state_bytes=lambda sizes, case, itemsize: 0,
+    masks=("padding_mask",),
+)  # fmt: skip

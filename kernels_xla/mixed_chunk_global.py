@@ -1,0 +1,95 @@
+"""The second sum of mixed chunk attention, in its parallel form: linear attention across chunks."""
+
+from keras import ops
+
+from kernels_xla.accumulate import sum_dtype
+from kernels_xla.chunking import edges, sum_of_earlier, sum_of_later
+from kernels_xla.masks import keep, pairs
+from kernels_xla.spec import Tensor
+
+
+def far(q: Tensor, k: Tensor, v: Tensor, n, ids: Tensor | None, packed: Tensor | None, causal: bool) -> Tensor:
+    """The sum over the chunks seen, each pair's product divided by the number of tokens in it.
+
+    Args:
+      q: `[b, g, c, s]`.
+      k: `[b, g, c, s]`.
+      v: `[b, g, c, e]`, 0 at padding.
+      n: Tokens of a row.
+      ids: Documents, `[b, g, c]`, 0 at padding; None where all are one and real.
+      packed: `ids` where there may be more than one in a row, else None.
+      causal: Whether they are the chunks before, rather than all.
+
+    Returns:
+      `[b, g, c, e]`.
+    """
+    if causal:
+        return _from_earlier_chunks(q, k, v, ids, packed)
+    if packed is not None:
+        return _from_own_document(q, k, v, packed)
+    return _from_all_chunks(q, k, v, n if ids is None else ops.sum(ops.cast(ids > 0, "int32"), axis=(1, 2)))
+
+
+def _summaries(k, v):
+    """Each chunk as one matrix: `[b, g, c, s]`, `[b, g, c, e]` -> `[b, g, s, e]`."""
+    return ops.einsum("bgjs,bgje->bgse", k, v)
+
+
+def _read(q, sums, tokens):
+    """Reads chunk sums `[b, g, s, e]`, each over `tokens` `[b, g]` or `[1, g]`, with q `[b, g, c, s]`."""
+    return ops.einsum("bgis,bgse->bgie", _shared(q, tokens[..., None, None]), sums)
+
+
+def _shared(q, tokens):
+    """Divides q by the number of tokens that it reads: q is narrower than the sums are."""
+    count = ops.maximum(ops.cast(tokens, sum_dtype(q)), 1)
+    return ops.cast(ops.cast(q, count.dtype) / count, q.dtype)
+
+
+def _from_earlier_chunks(q, k, v, ids, packed):
+    """The causal second sum.
+
+    A document runs from the end of one chunk into the start of the next, so that the last document of a chunk is all
+    that later ones can read of it, and its first document all that reads earlier ones.
+    """
+    if packed is None:
+        full = ops.full((1, ops.shape(v)[1]), v.shape[2], dtype="int32")
+        tokens = full if ids is None else ops.sum(ops.cast(ids > 0, "int32"), axis=-1)
+        return _read(q, sum_of_earlier(_summaries(k, v)), _count_earlier(tokens))
+    first, last = edges(ids)
+    reads, is_read = ids == first[..., None], ids == last[..., None]  # [b, g, c]
+    sums = sum_of_earlier(_summaries(keep(k, is_read[..., None]), v), first, last)
+    tokens = _count_earlier(ops.sum(ops.cast(is_read, "int32"), axis=-1), first, last)
+    return _read(keep(q, reads[..., None]), sums, tokens)
+
+
+def _count_earlier(tokens, first=None, last=None):
+    """`sum_of_earlier` of token counts `[b, g]`; float32 products are exact up to 2^24 tokens."""
+    return sum_of_earlier(ops.cast(tokens, "float32"), first, last)
+
+
+def _from_all_chunks(q, k, v, tokens):
+    """The second sum without order: every token reads every real one. `tokens` is their number, scalar or `[b]`."""
+    tokens = tokens if isinstance(tokens, int) else ops.reshape(tokens, (-1, 1, 1, 1))
+    return ops.einsum("bgis,bse->bgie", _shared(q, tokens), ops.einsum("bgjs,bgje->bse", k, v))
+
+
+def _from_own_document(q, k, v, ids):
+    """The second sum without order, packed: own chunk by pairs, then the document's part in chunks before and after."""
+    first, last = edges(ids)
+    at_first, at_last = ids == first[..., None], ids == last[..., None]  # [b, g, c]
+    same = pairs(ids, ids, None, None, causal=False)  # [b, g, c, c]
+    before = sum_of_earlier(_summaries(keep(k, at_last[..., None]), v), first, last)
+    after = sum_of_later(_summaries(keep(k, at_first[..., None]), v), first, last)
+
+    count = lambda x: ops.sum(ops.cast(x, "float32"), axis=-1)  # noqa: E731
+    tokens = count(same)  # [b, g, c]
+    tokens = tokens + ops.where(at_first, sum_of_earlier(count(at_last), first, last)[..., None], 0.0)
+    tokens = tokens + ops.where(at_last, sum_of_later(count(at_first), first, last)[..., None], 0.0)
+
+    q = _shared(q, tokens[..., None])
+    own = ops.einsum("bgij,bgje->bgie", keep(ops.einsum("bgis,bgjs->bgij", q, k), same), v)
+    reader = zip((at_first, at_last), (before, after), strict=True)
+    return own + sum(
+        ops.einsum("bgis,bgse->bgie", keep(q, reads[..., None]), ops.cast(sums, q.dtype)) for reads, sums in reader
+    )

@@ -1,0 +1,182 @@
+"""Mixed chunk attention of a Transformer: softmax inside a chunk, linear attention across chunks, in many heads.
+
+Source: Hua et al., "Transformer Quality in Linear Time", arXiv:2202.10447, section 4.4, MC-TFM++, of which it says that
+it "uses quadratic MHSA within each chunk and multi-head linear attention across chunks". It gives no formula: this one,
+FLASH's with softmax for squared ReLU, is ours.
+"""
+
+from keras import ops
+
+from kernels_xla import accumulate, block, recurrence, softmax
+from kernels_xla.block import block_attention, block_attention_reference
+from kernels_xla.chunking import fold, sum_of_earlier, unfold
+from kernels_xla.joint import emptied, filled, when_full
+from kernels_xla.linear import across_chunks, linear_attention
+from kernels_xla.masks import documents, keep
+from kernels_xla.recurrence import of_heads
+from kernels_xla.spec import KernelSpec, Stream, Tensor
+from kernels_xla.streaming import append, leave_grid, on_grid, rows
+
+
+def mixed_heads_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_lin: Tensor,
+    k_lin: Tensor,
+    *,
+    chunk_size: int,
+    causal: bool = False,
+    padding_mask: Tensor | None = None,
+    segment_ids: Tensor | None = None,
+    offset: int | Tensor = 0,
+) -> Tensor:
+    """Adds softmax attention within each chunk to linear attention over chunks, for each head.
+
+    With chunk(i) = i // c on the fixed grid of the row, position i receives
+
+        sum over j of chunk(i):          softmax_j(q[i] . k[j] / sqrt(s)) v[j]
+      + sum over j of the chunks seen:   (q_lin[i] . k_lin[j] / N) v[j]
+
+    If `causal`, the first sum stops at j = i and the second takes the chunks before chunk(i); otherwise the second
+    takes every chunk, its own included. N counts the real tokens in the second sum: g c for chunk g of an unpadded row,
+    so no length enters a causal row. Both sums stay inside the document of i.
+
+    Args:
+      q: Queries of the first sum, `[b, n, h, s]`.
+      k: Keys of the first sum, `[b, n, h, s]`.
+      v: Values, `[b, n, h, e]`.
+      q_lin: Queries of the second sum, `[b, n, h, s]`.
+      k_lin: Keys of the second sum, `[b, n, h, s]`.
+      chunk_size: c, in tokens. Part of the model: changing it changes the function.
+      causal: Whether position i may depend only on positions <= i.
+      padding_mask: `[b, n]`, True at real tokens.
+      segment_ids: `[b, n]`, 0 at padding, each document one run. One that starts on a multiple of c gets, if causal,
+        exactly what it gets alone.
+      offset: As in `softmax_attention`.
+
+    Returns:
+      `[b, n, h, e]`, in the dtype of `v`; 0 at padding.
+
+    Cost:
+      O(n h (c (s + e) + s e)) multiply-adds, O(n h (c + e) + (n / c) h s e) memory: linear in n.
+
+    Precision:
+      Softmax and counts in float32; products are in the dtype of the inputs and accumulate in float32, the sum over
+      chunks too.
+    """
+    masks = {"padding_mask": padding_mask, "segment_ids": segment_ids}
+    near = block_attention(q, k, v, chunk_size=chunk_size, causal=causal, offset=offset, **masks)
+    n, ids = ops.shape(v)[1], documents(padding_mask, segment_ids)
+    real = ops.ones(ops.shape(v)[:2], "float32") if ids is None else ops.cast(ids > 0, "float32")
+    one = of_heads(real)  # [b, n, 1, 1]: its sum over the tokens seen is their number
+    if not causal:
+        q_lin = _shared(q_lin, linear_attention(one, one, one, chunk_size=chunk_size, **masks))
+        return near + linear_attention(q_lin, k_lin, v, chunk_size=chunk_size, **masks)
+    if ids is not None:
+        k_lin, q_lin = (keep(x, of_heads(ids > 0)) for x in (k_lin, q_lin))
+    packed = None if segment_ids is None else fold(ids, chunk_size)
+    one, q_lin, k_lin, v = (fold(x, chunk_size) for x in (one, q_lin, k_lin, v))
+    q_lin = _shared(q_lin, across_chunks(one, one, one, packed, causal=True))
+    return near + unfold(across_chunks(q_lin, k_lin, v, packed, causal=True), n)
+
+
+def _shared(q, tokens):
+    """Queries over the number of tokens that they read, `[..., 1, 1]`: they are narrower than the sums are."""
+    return ops.cast(ops.cast(q, tokens.dtype) / ops.maximum(tokens, 1), q.dtype)
+
+
+def mixed_heads_attention_reference(
+    q, k, v, q_lin, k_lin, *, chunk_size, causal=False, padding_mask=None, segment_ids=None
+):
+    """The docstring's two sums, the second as dense `[b, h, i, j]` weights."""
+    masks = {"padding_mask": padding_mask, "segment_ids": segment_ids}
+    near = block_attention_reference(q, k, v, chunk_size=chunk_size, causal=causal, **masks)
+    n, ids = v.shape[1], documents(padding_mask, segment_ids)
+    ids = ops.ones((1, n), "int32") if ids is None else ids
+    across = (ids[:, :, None] == ids[:, None, :]) & (ids[:, None, :] > 0)  # [b, i, j]
+    chunk = ops.arange(n) // chunk_size
+    across = ops.cast(across & (chunk < chunk[:, None]) if causal else across, v.dtype)
+    tokens = ops.sum(across, axis=-1, keepdims=True)
+    weights = (
+        ops.einsum("bihs,bjhs->bhij", q_lin, k_lin) * (across / ops.maximum(tokens, ops.ones_like(tokens)))[:, None]
+    )
+    return near + ops.einsum("bhij,bjhe->bihe", weights, v)
+
+
+def initial_state(sizes, case, dtype):
+    """State before the first token: constant in n.
+
+    Returns:
+      `sum [b, h, s, e]` over finished chunks, float32; `k [b, c, h, s]`, `k_lin` alike and `v [b, c, h, e]`, of the
+      open chunk, zero where no token has come; `position [b]`, int32.
+    """
+    inside = block.initial_state(sizes, case, dtype)
+    return {**recurrence.initial_state(sizes, case, dtype), **inside, "k_lin": ops.zeros_like(inside["k"])}
+
+
+def extend(state, q, k, v, q_lin, k_lin, *, chunk_size, valid=None, causal=True):
+    """The next k tokens of each row: one token costs O(h (s e + c (s + e))), more take the chunk-parallel form."""
+    if not causal:
+        raise ValueError("mixed_heads can be streamed only if causal, got causal=False")
+    if v.shape[1] == 1:
+        return _step(state, q, k, v, q_lin, k_lin, chunk_size, valid)
+    position, tokens, c = state["position"], ops.shape(v)[1], chunk_size
+    valid = ops.full_like(position, tokens) if valid is None else valid
+    fill, until = position % c, position % c + valid
+    inside = {name: state[name] for name in ("k", "v", "position")}
+    near, inside = block.extend(inside, q, k, v, chunk_size=c, valid=valid)
+
+    laid = on_grid(state["k_lin"], k_lin, fill, valid)
+    keys, values = (fold(x, c) for x in (laid, on_grid(state["v"], v, fill, valid)))
+    sums = accumulate.einsum("bgjhs,bgjhe->bghse", keys, values)
+    slots = ops.arange(ops.shape(laid)[1], dtype="int32")[None]
+    counts = ops.cast((position - fill)[:, None] + slots[:, ::c], state["sum"].dtype)  # [b, g]
+    queries = _shared(fold(rows(q_lin, slots - fill[:, None]), c), counts[..., None, None, None])
+    before = ops.cast(state["sum"][:, None] + sum_of_earlier(sums), v.dtype)
+    far = unfold(ops.einsum("bgihs,bghse->bgihe", queries, before), ops.shape(slots)[1])
+    far = rows(far, fill[:, None] + ops.arange(tokens, dtype="int32")[None])
+    closed = slots[:, ::c] // c < (until // c)[:, None]  # [b, g]
+    total = state["sum"] + ops.sum(keep(sums, closed[..., None, None, None]), axis=1)
+    return near + far, {**inside, "k_lin": leave_grid(laid, until, c), "sum": total}
+
+
+def _step(state, q, k, v, q_lin, k_lin, c, valid):
+    position, total = state["position"], state["sum"]
+    fill = position % c
+    inside = {"k": state["k"], "v": state["v"], "position": fill}
+    near, inside = softmax.extend(inside, q, k, v, valid=valid)
+    keys = append(state["k_lin"], k_lin, fill, valid)
+    counts = ops.cast(position - fill, total.dtype)[:, None, None, None]
+    out = near + recurrence.read(total, _shared(q_lin, counts), v.dtype)
+
+    def close(full, total, k, v, k_lin):
+        new = accumulate.einsum("bjhs,bjhe->bhse", k_lin, v)
+        return total + keep(new, full[:, None, None, None]), *emptied(full, k, v, k_lin)
+
+    after = position + (1 if valid is None else valid)
+    kept = when_full(filled(position, after, c), close, total, inside["k"], inside["v"], keys)
+    return out, {**dict(zip(("sum", "k", "v", "k_lin"), kept, strict=True)), "position": after}
+
+
+def state_bytes(sizes, case, itemsize):
+    b, h, s, e, c = sizes["b"], sizes["h"], sizes["s"], sizes["e"], case["chunk_size"]
+    return b * (4 * h * s * e + itemsize * c * h * (2 * s + e) + 4)
+
+
+def _flops(sizes, case):
+    return block.SPEC.flops(sizes, case) + recurrence.flops(sizes, case)
+
+
+SPEC = KernelSpec(
+    name="mixed_heads",
+    fast=mixed_heads_attention,
+    reference=mixed_heads_attention_reference,
+    stream=Stream(initial_state=initial_state, extend=extend, supports=lambda case: case["causal"]),
+    inputs={"q": "bnhs", "k": "bnhs", "v": "bnhe", "q_lin": "bnhs", "k_lin": "bnhs"},
+    cases=({"chunk_size": 4, "causal": True}, {"chunk_size": 4, "causal": False}),
+    timed={"chunk_size": 256, "causal": True},
+    flops=_flops,
+    state_bytes=state_bytes,
+    model_chunk=lambda case: case["chunk_size"],
+)

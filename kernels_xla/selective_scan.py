@@ -1,0 +1,209 @@
+"""A diagonal state space whose steps, inputs and outputs the text chooses: Mamba's selective scan.
+
+Source: Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", arXiv:2312.00752, sections 3.2
+and 3.3. A is discretised exactly and B as in the authors' code, by its first term.
+"""
+
+import math
+
+from keras import ops
+
+from kernels_xla.accelerator import on_lite
+from kernels_xla.accumulate import sum_dtype
+from kernels_xla.masks import documents, keep
+from kernels_xla.recurrence import arrived, check_causal, entering, over_tokens, shifted
+from kernels_xla.spec import KernelSpec, Stream, Tensor
+
+
+def selective_scan(
+    x: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    d: Tensor,
+    *,
+    chunk_size: int = 16,
+    channels: int = 32,
+    causal: bool = True,
+    padding_mask: Tensor | None = None,
+    segment_ids: Tensor | None = None,
+) -> Tensor:
+    """h[i] = exp(dt[i] a) h[i - 1] + dt[i] b[i] x[i]; out[i] = c[i] . h[i] + d x[i], for each channel of x alone.
+
+    Args:
+      x: `[b, n, e]`.
+      dt: The step of each token and channel, `[b, n, e]`, never negative, however large. Give it in float32.
+      a: `[e, s]`, never positive. Give it in float32.
+      b: What a token adds to the s states of every channel, `[b, n, s]`.
+      c: What is read of them, `[b, n, s]`.
+      d: What passes by the state, `[e]`.
+      chunk_size: Tokens that come one after the other, the chunks being taken together.
+      channels: How many are taken at a time. Neither changes the function: any values give the same.
+      causal: True, being so by definition.
+      padding_mask: `[b, n]`, True at real tokens. The others leave the state as it is.
+      segment_ids: `[b, n]`, 0 at padding; a document starts from nothing.
+
+    Returns:
+      `[b, n, e]`, in the dtype of `x`; 0 at padding.
+
+    Raises:
+      ValueError: It is not causal.
+
+    Cost:
+      O(n e s) multiply-adds and exponentials. The states of a few channels are there at a time, and made again for the
+      gradient: O(n (e + channels s)) memory, some ten times, where one such of 32 channels and 16 states is as large as
+      512 channels of x. The gradients of b and c are kept for each group until the end: O(n s e / channels).
+
+    Precision:
+      Steps, decays, states and sums are float32. No exponent is above 0, and none is of more than one token.
+    """
+    check_causal("selective scan", causal)
+    ids, wide = documents(padding_mask, segment_ids), sum_dtype(x)
+    real = None if ids is None else (ids > 0)[..., None]
+    x, dt, b, c = (keep(part, real) for part in (x, dt, b, c))
+    inputs = [ops.cast(part, wide) for part in (x, dt, ops.transpose(a), b, c, _goes_on(ids, segment_ids, wide))]
+    scan = ops.custom_gradient(lambda *inputs: _with_gradient(*inputs, chunk_size, channels))
+    return keep(ops.cast(scan(*inputs) + ops.cast(d, wide) * inputs[0], x.dtype), real)
+
+
+def _goes_on(ids, segment_ids, dtype):
+    """Whether a token has a state before it, `[b, n, 1, 1]`, or `[1, 1, 1, 1]`: 1, and 0 where a document begins."""
+    if segment_ids is None:
+        return ops.ones((1, 1, 1, 1), dtype)
+    return ops.cast(ops.logical_or(ids == 0, ids == entering(ids)), dtype)[..., None, None]
+
+
+def _with_gradient(x, dt, a, b, c, on, chunk_size, channels):
+    """`[b, n, e]`, and its gradients by hand, for which the inputs alone are kept; a is `[s, e]`.
+
+    Groups of channels go in a loop, in which no compiler finds the states of the forward pass again, to keep them.
+    """
+
+    def states(x, dt, a):
+        decay = ops.exp(dt[:, :, None] * a) * on  # [b, n, s, m]
+        return decay, over_tokens(decay, b[..., None] * (dt * x)[:, :, None], chunk_size)
+
+    def gradients(x, dt, a, dout):
+        decay, h = states(x, dt, a)
+        # The same scan backwards: what a state adds to all later outputs.
+        later, added = shifted(ops.flip(decay, 1), 1), ops.flip(c[..., None] * dout[:, :, None], 1)
+        dh = ops.flip(over_tokens(later, added, chunk_size), 1)
+        dlog = dh * decay * shifted(h, 1)
+        du = ops.sum(dh * b[..., None], axis=2)  # of dt x
+        return (
+            du * dt,
+            du * x + ops.sum(dlog * a, axis=2),
+            ops.sum(dlog * dt[:, :, None], axis=(0, 1)),
+            ops.sum(dh * (dt * x)[:, :, None], axis=-1),
+            ops.sum(h * dout[:, :, None], axis=-1),
+        )
+
+    def gradient(*arguments, upstream=None):  # Keras passes it by name on JAX, TensorFlow by place
+        dout = arguments[0] if upstream is None else upstream
+        dx, ddt, da, db, dc = _in_groups(gradients, channels, x, dt, a, dout)
+        return *map(_joined, (dx, ddt, da)), ops.sum(db, axis=0), ops.sum(dc, axis=0), ops.zeros_like(on)
+
+    read = lambda *group: (ops.sum(c[..., None] * states(*group)[1], axis=2),)  # noqa: E731
+    return _joined(_in_groups(read, channels, x, dt, a)[0]), gradient
+
+
+def _in_groups(function, channels, *inputs):
+    """`function` of `channels` of e at a time, or of as many as divide e: all `[..., e]` -> results `[e / m, ...]`."""
+    e = inputs[0].shape[-1]
+    m = math.gcd(e, channels)
+    if m == e or on_lite():  # which has no loop over parts of unknown length
+        return [x[None] for x in function(*inputs)]
+    cut = [ops.moveaxis(ops.reshape(x, (*ops.shape(x)[:-1], e // m, m)), -2, 0) for x in inputs]
+    return ops.map(lambda group: function(*group), cut)
+
+
+def _joined(x):
+    """`[e / m, ..., m]` -> `[..., e]`."""
+    x = ops.moveaxis(x, 0, -2)
+    return ops.reshape(x, (*ops.shape(x)[:-2], x.shape[-2] * x.shape[-1]))
+
+
+def selective_scan_reference(
+    x, dt, a, b, c, d, *, chunk_size=None, channels=None, causal=True, padding_mask=None, segment_ids=None
+):
+    """The sum over dense weights of pairs, `[b, i, j, e]`, of one state after the other."""
+    del chunk_size, channels, causal  # any give the same function, and it knows no other order
+    ids = documents(padding_mask, segment_ids)
+    ids = ops.ones(x.shape[:2], "int32") if ids is None else ids
+    seen = (ids[:, :, None] == ids[:, None, :]) & (ids[:, None, :] > 0)
+    seen = (seen & ops.tril(ops.ones((x.shape[1], x.shape[1]), "bool")))[..., None]  # [b, i, j, 1]
+    real, wide = ops.cast(ids > 0, x.dtype)[..., None], sum_dtype(x)
+    until = ops.cumsum(ops.cast(dt * real, wide), axis=1)
+    between, out = ops.where(seen, until[:, :, None] - until[:, None], 0), d * x * real
+    for state in range(a.shape[1]):
+        decay = ops.cast(ops.exp(between * ops.cast(a[:, state], wide)) * ops.cast(seen, wide), x.dtype)
+        added = dt * b[..., state, None] * x  # [b, j, e]
+        out = out + c[..., state, None] * ops.einsum("bije,bje->bie", decay, added)
+    return out
+
+
+def initial_state(sizes, case, dtype):
+    """State before the first token, constant in n: `ssm [b, s, e]`, float32, and `position [b]`, int32."""
+    del case
+    wide = "float64" if str(dtype) == "float64" else "float32"
+    return {
+        "ssm": ops.zeros([sizes[axis] for axis in "bse"], wide),
+        "position": ops.zeros((sizes["b"],), "int32"),
+    }
+
+
+def extend(state, x, dt, a, b, c, d, *, valid=None, chunk_size=16, channels=32, causal=True):
+    """The next k tokens of each row: one token costs O(e s), more take the form in chunks."""
+    check_causal("selective scan", causal)
+    before, k = state["ssm"], ops.shape(x)[1]
+    real = arrived(k, valid)
+    x, dt, b, c = (keep(part, None if real is None else real[..., None]) for part in (x, dt, b, c))
+    wide = [ops.cast(part, before.dtype) for part in (x, dt, ops.transpose(a), b, c)]
+    out, after = (_one if x.shape[1] == 1 else _more)(before, *wide, chunk_size, channels)
+    out = ops.cast(out + ops.cast(d, before.dtype) * wide[0], x.dtype)
+    return out, {"ssm": after, "position": state["position"] + (k if valid is None else valid)}
+
+
+def _one(before, x, dt, a, b, c, chunk_size, channels):
+    """Of a single token: `[b, 1, e]`, and the state `[b, s, e]`."""
+    after = ops.exp(dt * a) * before + b[:, 0, :, None] * (dt * x)
+    return ops.sum(c[:, 0, :, None] * after, axis=1, keepdims=True), after
+
+
+def _more(before, x, dt, a, b, c, chunk_size, channels):
+    """Of k tokens: `[b, k, e]`, and the state after the last, `[b, s, e]`."""
+
+    def group(before, x, dt, a):
+        decay, added = ops.exp(dt[:, :, None] * a), b[..., None] * (dt * x)[:, :, None]
+        first = added[:, :1] + decay[:, :1] * before[:, None]  # the state before, as what the first token adds
+        h = over_tokens(decay, ops.concatenate([first, added[:, 1:]], axis=1), chunk_size)
+        return ops.sum(c[..., None] * h, axis=2), h[:, -1]
+
+    out, after = _in_groups(group, channels, before, x, dt, a)
+    return _joined(out), _joined(after)
+
+
+def state_bytes(sizes, case, itemsize):
+    del case, itemsize
+    return sizes["b"] * (4 * sizes["s"] * sizes["e"] + 4)
+
+
+def _flops(sizes, case):
+    """A token is added to the states, they are read, and it passes by them; decays are not counted."""
+    del case
+    return sizes["b"] * sizes["n"] * sizes["e"] * (4 * sizes["s"] + 2)
+
+
+SPEC = KernelSpec(
+    name="selective_scan",
+    fast=selective_scan,
+    reference=selective_scan_reference,
+    stream=Stream(initial_state=initial_state, extend=extend, supports=lambda case: True),
+    inputs={"x": "bne", "dt": "bne", "a": "es", "b": "bns", "c": "bns", "d": "e"},
+    cases=({"chunk_size": 4, "channels": 8, "causal": True},),
+    timed={"causal": True},
+    flops=_flops,
+    state_bytes=state_bytes,
+    ranges={"dt": (0.0, 0.5), "a": (-2.0, 0.0)},
+)

@@ -1,0 +1,71 @@
+"""Chunk sizes, timed; what is an implementation's is written, what is a model's stays."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flash_tf import config
+from flash_tf.compiling import tuning
+from tests.training import runs
+from tests.training.test_bad_input import one_line
+
+LINEAR = {"type": "linear_attention", "heads": 2, "tile": 8}
+CAUSAL = {"type": "causal_lm", "vocabulary_size": runs.VOCABULARY, "width": 16, "depth": 1}
+
+
+def written(folder, mixer):
+    """A tiny config of that mixer, with a comment before it and one in it."""
+    path = Path(runs.write(folder, model={**CAUSAL, "mixer": mixer}))
+    path.write_text(f"# what it is\n# measured: nothing\n{path.read_text()}")
+    return str(path)
+
+
+def test_a_tile_is_timed_and_the_fastest_is_written_beside_the_first_comments(tmp_path):
+    path = written(tmp_path, LINEAR)
+    before = config.to_mapping(config.load(path))
+    status, out, err = runs.command(tmp_path, "tune", path, "--sizes", "16", "32", "--steps", "2", "--json")
+    assert status == 0, err
+    found = json.loads(out)
+    assert (found["option"], found["now"], [row["size"] for row in found["rows"]]) == ("tile", 8, [8, 16, 32])
+    assert all(row["median_ms"] > 0 and row["program_bytes"] > 1e4 for row in found["rows"])
+    assert found["fastest"] == min(found["rows"], key=lambda row: row["median_ms"])["size"]
+    after = config.to_mapping(config.load(path))
+    assert after["model"]["mixer"]["tile"] == found["fastest"]
+    before["model"]["mixer"]["tile"] = found["fastest"]
+    assert after == before
+    assert Path(path).read_text().startswith("# what it is\n# measured: nothing\n")
+
+
+def test_a_tile_goes_into_a_config_that_has_its_mixer_from_a_base(tmp_path):
+    base, path = written(tmp_path, LINEAR), tmp_path / "wide.yaml"
+    path.write_text(f"# wide\nbase: {base}\nmodel: {{width: 32}}\n")
+    tuning.write(str(path), 64)
+    loaded = config.load(str(path))
+    assert (loaded.model["mixer"], loaded.model["width"]) == ({**LINEAR, "tile": 64}, 32)
+    assert yaml.safe_load(path.read_text())["base"] == base
+
+
+def test_a_chunk_of_the_model_is_timed_and_the_config_stays(tmp_path):
+    path = written(tmp_path, runs.MIXER)
+    before = Path(path).read_text()
+    status, out, err = runs.command(tmp_path, "tune", path, "--sizes", "8", "16", "--steps", "2")
+    assert status == 0, err
+    assert [line.split()[0] for line in out.splitlines()] == ["chunk_size", "8", "16"] and "(now)" in out
+    assert "is a part of its function: nothing was changed" in err
+    assert Path(path).read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("mixer", "arguments", "line"),
+    [
+        ({"type": "self_attention", "heads": 2}, [], "needs a mixer with a tile or a chunk_size, and self_attention"),
+        (LINEAR, ["--steps", "1"], "tune needs --steps >= 2 and sizes >= 1, got 1 and"),
+        (LINEAR, ["--sizes", "0"], r"tune needs --steps >= 2 and sizes >= 1, got 5 and \[0\]"),
+    ],
+)
+def test_what_cannot_be_tuned_is_said_in_a_line(tmp_path, mixer, arguments, line):
+    path = written(tmp_path, mixer)
+    assert re.search(line, one_line(runs.command(tmp_path, "tune", path, *arguments)))

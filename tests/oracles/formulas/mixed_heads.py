@@ -1,0 +1,20 @@
+import numpy as np
+
+from tests.oracles.common import queries
+
+
+def mixed_heads(q, k, v, q_lin, k_lin, *, chunk_size, causal=False, padding_mask=None, segment_ids=None):
+    """Softmax among the own document's tokens of the own chunk, plus Σ_j (q_lin_i·k_lin_j)/N · v_j across chunks.
+
+    The second sum takes the N tokens of the document in earlier chunks if causal, and all its N tokens otherwise.
+    """
+    out = np.zeros(v.shape)
+    for row, i, own in queries(v, padding_mask, segment_ids):
+        near = [j for j in own if j // chunk_size == i // chunk_size and (j <= i or not causal)]
+        far = [j for j in own if j // chunk_size < i // chunk_size or not causal]
+        for head in range(v.shape[2]):
+            weights = np.exp(k[row, near, head] @ q[row, i, head] / np.sqrt(q.shape[-1]))
+            out[row, i, head] = weights @ v[row, near, head] / weights.sum()
+            for j in far:
+                out[row, i, head] += q_lin[row, i, head] @ k_lin[row, j, head] / len(far) * v[row, j, head]
+    return out

@@ -1,0 +1,101 @@
+"""Models that put texts into classes, trained as their users do: with `fit`."""
+
+import keras
+import numpy as np
+import pytest
+
+from flash_tf.models.classifier import Classifier
+from flash_tf.models.matcher import Matcher
+from tests.backends import to_numpy
+from tests.numerics import BFLOAT16_LAYER, FLOAT32, relative_error
+
+B, N, V, D = 3, 21, 40, 16
+MIXER = {"type": "mixed_chunk", "chunk_size": 8, "key_dim": 8}
+SMALL = {"vocabulary_size": V, "width": D, "depth": 1, "mixer": MIXER, "max_length": N, "hidden": 12}
+each = pytest.mark.parametrize(("cls", "shape"), [(Classifier, (B, N)), (Matcher, (B, 2, N))])
+
+
+def model_of(cls, **options):
+    model = cls(3, **{**SMALL, **options})
+    model.build()
+    rng = np.random.default_rng(6)
+    for weight in model.trainable_variables:
+        weight.assign(np.round(to_numpy(weight.value)) + 0.2 * rng.normal(size=weight.shape))
+    return model
+
+
+def token_ids(*shape, seed=0):
+    return np.random.default_rng(seed).integers(1, V, shape).astype("int32")
+
+
+def network(model, x):
+    """The two layers in NumPy."""
+    inner, outer = ({w.name: to_numpy(w.value) for w in layer.weights} for layer in (model.inner, model.outer))
+    return np.maximum(x @ inner["kernel"] + inner["bias"], 0) @ outer["kernel"] + outer["bias"]
+
+
+def test_a_classifier_is_its_network_over_the_mean_of_the_tokens():
+    model, ids = model_of(Classifier), token_ids(B, N)
+    assert relative_error(to_numpy(model(ids)), network(model, to_numpy(model.encode(ids)).mean(axis=1))) < FLOAT32
+
+
+def test_a_matcher_is_its_network_over_both_means_their_product_and_their_difference():
+    model, ids = model_of(Matcher), token_ids(B, 2, N)
+    x, y = (to_numpy(model.encode(ids[:, i])).mean(axis=1) for i in (0, 1))
+    want = network(model, np.concatenate([x, y, x * y, x - y], axis=-1))
+    assert relative_error(to_numpy(model(ids)), want) < FLOAT32
+
+
+@each
+def test_padding_changes_no_logit(cls, shape):
+    model, ids = model_of(cls), token_ids(*shape)
+    real = np.broadcast_to(np.arange(N) < 9, shape)
+    other = np.where(real, ids, token_ids(*shape, seed=1))
+    found = [to_numpy(model(some, padding_mask=real)) for some in (ids, other)]
+    assert np.array_equal(*found)
+    assert relative_error(found[0], to_numpy(model(ids[..., :9]))) < FLOAT32
+
+
+@each
+def test_a_model_saved_comes_back_with_its_logits(cls, shape, tmp_path):
+    model, ids = model_of(cls, norm="layer_norm", dropout=0.1), token_ids(*shape)
+    before = to_numpy(model(ids))
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    assert np.array_equal(to_numpy(again(ids)), before)
+    assert again.get_config() == model.get_config()
+
+
+@each
+def test_bfloat16_is_close(cls, shape):
+    ids = token_ids(*shape)
+    narrow, wide = (to_numpy(model_of(cls, dtype=policy)(ids)) for policy in ("mixed_bfloat16", "float32"))
+    assert relative_error(narrow, wide) < 2 * BFLOAT16_LAYER  # a block, and the network
+
+
+@each
+def test_fit_learns_which_tokens_a_class_has(cls, shape):
+    keras.utils.set_random_seed(0)
+    rng, rows = np.random.default_rng(0), 256
+    labels = rng.integers(0, 2, rows)
+    firsts = labels.reshape(-1, *[1] * (len(shape) - 1))  # a matcher's first text says it, the other is noise
+    ids = rng.integers(1, 5, (rows, *shape[1:]))
+    ids = ids + 3 * firsts if len(shape) == 2 else np.stack([ids[:, 0] + 3 * firsts[:, 0], ids[:, 1]], axis=1)
+    model = cls(2, **{**SMALL, "vocabulary_size": 8})
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
+    history = model.fit({"token_ids": ids.astype("int32")}, labels, batch_size=32, epochs=12, verbose=0).history
+    assert history["accuracy"][-1] > 0.95, history["accuracy"]
+
+
+@each
+def test_wrong_options_are_named(cls, shape):
+    with pytest.raises(ValueError, match=f"{cls.__name__} needs classes >= 2 and hidden >= 1, got 1 and 12"):
+        cls(1, **SMALL)
+    with pytest.raises(ValueError, match="max_length belongs to position_embedding 'learned'"):
+        cls(2, **{k: v for k, v in SMALL.items() if k != "max_length"})
+
+
+def test_a_matcher_needs_two_texts_a_row():
+    with pytest.raises(ValueError, match=r"needs two texts a row, token_ids \[b, 2, n\], got shape \(3, 21\)"):
+        model_of(Matcher)(token_ids(B, N))

@@ -1,0 +1,53 @@
+"""Configs that say how they differ from another."""
+
+import pytest
+
+from flash_tf import config, mappings
+
+
+def written(tmp_path, name, text):
+    path = tmp_path / f"{name}.yaml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_a_config_with_a_base_is_the_base_but_for_what_it_says(tmp_path):
+    path = written(tmp_path, "wide", "base: wikitext2_lm/flash\nmodel: {width: 256}\ntrain: {steps: 7}\n")
+    base, wide = config.load("wikitext2_lm/flash"), config.load(path)
+    changed = mappings.differences(config.to_mapping(base), config.to_mapping(wide))
+    assert changed == [("model.width", base.model["width"], 256), ("train.steps", base.train.steps, 7)]
+
+
+def test_a_part_with_a_type_of_its_own_takes_no_option_of_the_bases(tmp_path):
+    path = written(tmp_path, "quad", "base: wikitext2_lm/flash\nmodel: {mixer: {type: quadratic, key_dim: 8}}\n")
+    assert config.load(path).model["mixer"] == {"type": "quadratic", "key_dim": 8}
+
+
+def test_a_base_may_have_a_base_and_the_command_line_comes_last(tmp_path):
+    first = written(tmp_path, "first", "base: wikitext2_lm/flash\ntrain: {steps: 7}\nmodel: {width: 64}\n")
+    second = written(tmp_path, "second", f"base: {first}\ntrain: {{steps: 8}}\n")
+    loaded = config.load(second, ["train.steps=9"])
+    assert (loaded.train.steps, loaded.model["width"]) == (9, 64)
+
+
+@pytest.mark.parametrize(
+    ("text", "needed"),
+    [
+        ("base: wikitext2_lm/flahs\n", "no config file 'wikitext2_lm/flahs'.* did you mean 'wikitext2_lm/flash'"),
+        ("base: [a]\n", r"base must be the name of a config, got \['a'\]"),
+        ("base: wikitext2_lm/flash\ntrian: {steps: 3}\n", "has no option 'trian'; did you mean 'train'"),
+    ],
+)
+def test_a_bad_base_is_said_in_a_line(tmp_path, text, needed):
+    path = written(tmp_path, "bad", text)
+    with pytest.raises(ValueError, match=needed) as error:
+        config.load(path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_base_that_leads_back_is_refused(tmp_path):
+    first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
+    first.write_text(f"base: {second}\n", encoding="utf-8")
+    second.write_text(f"base: {first}\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="base leads back to it"):
+        config.load(str(first))

@@ -1,0 +1,78 @@
+"""Options of a language model that other papers than FLASH have: norms and projections at both ends, no biases."""
+
+import math
+
+import keras
+import numpy as np
+import pytest
+
+from flash_tf.layers import ResidualBlock
+from flash_tf.models import MODELS
+from tests.backends import to_numpy
+from tests.numerics import FLOAT32, relative_error
+
+B, N, V, D = 2, 11, 50, 16
+MIXER = {"type": "self_attention", "heads": 2, "use_bias": False}
+SMALL = {"vocabulary_size": V, "width": D, "depth": 1, "mixer": MIXER, "norm": "layer_norm_without_bias"}
+ENDS = {"embedding_norm": "layer_norm", "head_bias": False, "head_norm": "rms_norm", "head_projection": True}
+IDS = np.random.default_rng(0).integers(0, V, [B, N]).astype("int32")
+
+
+def model_of(kind="causal_lm", **options):
+    model = MODELS.build({"type": kind, **SMALL, **options})
+    model.build()
+    rng = np.random.default_rng(6)
+    for weight in model.trainable_variables:
+        weight.assign(np.round(to_numpy(weight.value)) + 0.2 * rng.normal(size=weight.shape))
+    return model
+
+
+def standardized(x):
+    return (x - x.mean(axis=-1, keepdims=True)) / np.sqrt(x.var(axis=-1, keepdims=True) + 1e-5)
+
+
+def weights_of(layer):
+    return {weight.name: to_numpy(weight.value).astype("float64") for weight in layer.weights}
+
+
+def test_the_head_is_a_projection_a_norm_and_the_embedding_without_a_bias():
+    model = model_of(**ENDS)
+    x = np.random.default_rng(1).normal(size=[B, N, D])
+    dense, scale = weights_of(model.transform), weights_of(model.final_norm)["scale"]
+    y = x @ dense["kernel"] + dense["bias"]
+    y = y * 0.5 * (1 + np.vectorize(math.erf)(y / math.sqrt(2)))
+    y = y / np.sqrt((y**2).mean(axis=-1, keepdims=True) + 1e-5) * scale
+    want = y @ weights_of(model.embedding)["embeddings"].T
+    got = model.head(model.final_norm(model.project(keras.ops.convert_to_tensor(x, "float32"))))
+    assert relative_error(to_numpy(got), want) < FLOAT32
+    assert model.output_bias is None
+
+
+def test_the_first_block_sees_the_norm_of_the_embeddings():
+    model = model_of(embedding_norm="layer_norm", position_embedding=None)
+    norm = weights_of(model.first_norm)
+    want = standardized(weights_of(model.embedding)["embeddings"][IDS]) * norm["gamma"] + norm["beta"]
+    assert relative_error(to_numpy(model.embed(keras.ops.convert_to_tensor(IDS), None)), want) < FLOAT32
+
+
+@pytest.mark.parametrize("options", [ENDS, {}], ids=["both_ends", "norm_without_bias"])
+def test_a_text_read_token_by_token_has_the_logits_of_one_pass(options):
+    model = model_of(**options)
+    state, found = model.initial_state(B, capacity=N), []
+    for i in range(N):
+        logits, state = model.extend(IDS[:, i : i + 1], state)
+        found.append(to_numpy(logits))
+    assert relative_error(np.concatenate(found, axis=1), to_numpy(model(IDS))) < FLOAT32
+
+
+def test_a_model_without_biases_has_none():
+    feedforward = {"type": "mlp", "use_bias": False}
+    model = model_of(feedforward=feedforward, head_bias=False, position_embedding=None)
+    kinds = {weight.path.rpartition("/")[2] for weight in model.trainable_variables}
+    assert kinds == {"embeddings", "kernel", "gamma"}
+
+
+def test_a_block_takes_the_norm_without_bias():
+    block = ResidualBlock(keras.layers.Identity(), norm="layer_norm_without_bias")
+    x = np.random.default_rng(2).normal(size=[B, N, D]).astype("float32")
+    assert relative_error(to_numpy(block.norm(x)), standardized(x.astype("float64"))) < FLOAT32
