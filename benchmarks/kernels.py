@@ -106,7 +106,8 @@ def measure(spec, args):
         return
     row |= {"dtype": args.dtype, "case": dict(spec.timed)}
     for n in args.lengths:
-        sizes = {**SIZES, **(MANY_HEADS if spec.name in OF_MANY_HEADS else {})}
+        own = {"s": 16} if spec.name == "selective_scan" else {}  # Mamba's states a channel
+        sizes = {**SIZES, **(MANY_HEADS if spec.name in OF_MANY_HEADS else {}), **own}
         sizes |= {"b": device.batch_size(n, args.tokens), "n": n, "m": n}
         inputs = {name: backends.tensor(x, args.dtype) for name, x in draw(spec, sizes).items()}
         for backward in (False, True):

@@ -32,6 +32,7 @@ def quadratic_attention(
     divisor: Divisor = "position",
     padding_mask: Tensor | None = None,
     segment_ids: Tensor | None = None,
+    prefix_mask: Tensor | None = None,
     offset: int | Tensor = 0,
 ) -> Tensor:
     """Adds up values by squared-ReLU weights: out[i] = sum over visible j of w[i, j] v[j], for each head.
@@ -51,6 +52,8 @@ def quadratic_attention(
         this lets the length of the future change the past, so it cannot be streamed. An int: that constant.
       padding_mask: `[b, n]`, True at real tokens.
       segment_ids: `[b, n]`, 0 at padding; a token sees its own document only.
+      prefix_mask: `[b, n]`, True at tokens of a prefix, which all tokens of their document see, though causal: the mask
+        of a prefix language model (UniLM, arXiv:1905.03197). None for no prefix.
       offset: Added to the positions of the bias, which does not change it. A zero that is known only at run time keeps
         the compiler from storing the bias' tables in the program.
 
@@ -67,6 +70,10 @@ def quadratic_attention(
     at, ids = ops.arange(n, dtype="int32") + offset, documents(padding_mask, segment_ids)
     tokens = ops.broadcast_to(ops.cast(_tokens_seen(at - offset, ids, causal, divisor), "float32"), (batch, n))
     bias = lambda queries, keys: None if a is None else relative_bias(a, b, queries, keys)  # noqa: E731
+    if prefix_mask is not None:
+        seen = _seen_with_prefix(prefix_mask, ids, at)
+        tokens = ops.sum(ops.cast(seen, "float32"), axis=-1) if divisor == "position" else tokens
+        return attend(q, k, v, bias(at, at), seen, ops.maximum(tokens, 1.0), scale)
     whole = _causal if causal else _all_pairs
     return whole(q, k, v, bias, ids, at, tokens, scale)
 
@@ -81,8 +88,16 @@ def _tokens_seen(at, ids, causal, divisor):
     return ops.maximum(ops.sum(ops.cast(pairs(ids, ids, at, at, causal), "float32"), axis=-1), 1.0)
 
 
+def _seen_with_prefix(prefix_mask, ids, at):
+    """Pairs of causal attention, and those whose key is of a prefix: `[b, i, j]`."""
+    same, prefix = pairs(ids, ids, at, at, causal=False), ops.cast(prefix_mask, "bool")[:, None]
+    return ops.logical_or(
+        pairs(ids, ids, at, at, causal=True), prefix if same is None else ops.logical_and(prefix, same)
+    )
+
+
 def _all_pairs(q, k, v, bias, ids, at, tokens, scale, causal=False):
-    return _attend(q, k, v, bias(at, at), pairs(ids, ids, at, at, causal), tokens, scale)
+    return attend(q, k, v, bias(at, at), pairs(ids, ids, at, at, causal), tokens, scale)
 
 
 def _causal(q, k, v, bias, ids, at, tokens, scale):
@@ -99,11 +114,11 @@ def _causal(q, k, v, bias, ids, at, tokens, scale):
     early, late = at[: n // 2], at[n // 2 :]
     alone = _causal(cut(q), cut(k), cut(v), bias, None if ids is None else cut(ids), early, cut(tokens), scale)
     seen = None if ids is None else pairs(second(ids), first(ids), late, early, causal=False)
-    read = _attend(second(q), first(k), first(v), bias(late, early), seen, second(tokens), scale)
+    read = attend(second(q), first(k), first(v), bias(late, early), seen, second(tokens), scale)
     return ops.reshape(alone, (-1, n, *alone.shape[2:])) + ops.pad(read, [[0, 0], [n // 2, 0], [0, 0], [0, 0]])
 
 
-def _attend(q, k, v, bias, seen, tokens, scale):
+def attend(q, k, v, bias, seen, tokens, scale):
     """Attention with `bias` `[i, j]` or `[b, i, j]` over the pairs `seen` (as bias); `tokens`, N, is `[b, i]`.
 
     Both scales are relu(c[i] q . k + d[i] bias)^2: the factors go onto q, which is narrower than the scores.
@@ -177,7 +192,7 @@ def extend(
         bias = ops.take(table, ops.maximum(at[:, :, None] - slots[:, None], 0), axis=0)
     else:
         bias = None if a is None else relative_bias(a, b, at, slots)
-    out = _attend(q, cache["k"], cache["v"], bias, pairs(None, None, at, slots, causal), tokens, scale)
+    out = attend(q, cache["k"], cache["v"], bias, pairs(None, None, at, slots, causal), tokens, scale)
     return out, {**cache, "position": start + (new if valid is None else valid)}
 
 

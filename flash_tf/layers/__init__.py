@@ -6,6 +6,7 @@ Attention layers are called as `(x, padding_mask=None, segment_ids=None, positio
 """
 
 from flash_tf.layers.block import ResidualBlock as ResidualBlock
+from flash_tf.layers.cross_gated_attention import CrossGatedAttention as CrossGatedAttention
 from flash_tf.layers.feedforward.glu import GLU as GLU
 from flash_tf.layers.feedforward.mlp import MLP as MLP
 from flash_tf.layers.lrpe import LRPE as LRPE

@@ -40,6 +40,7 @@ class ResidualBlock(keras.layers.Layer):
     Call arguments:
       x: Float tensor `[b, n, d]`.
       padding_mask, segment_ids, positions: Passed to `inner`.
+      prefix_mask: Passed to `inner` if given, which must then take it.
       training: Whether to drop.
 
     Returns:
@@ -77,8 +78,9 @@ class ResidualBlock(keras.layers.Layer):
     def compute_output_shape(self, x_shape):
         return x_shape  # Keras on JAX finds none by tracing where the length is unknown
 
-    def call(self, x, padding_mask=None, segment_ids=None, positions=None, training=None):
+    def call(self, x, padding_mask=None, segment_ids=None, positions=None, prefix_mask=None, training=None):
         given = {"padding_mask": padding_mask, "segment_ids": segment_ids, "positions": positions}
+        given |= {} if prefix_mask is None else {"prefix_mask": prefix_mask}
         branch = lambda x: self.inner(self.norm(x), **given, training=training)  # noqa: E731
         return x + self.dropout(keras.remat(branch)(x) if self.remat and training else branch(x), training=training)
 

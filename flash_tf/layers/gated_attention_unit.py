@@ -60,12 +60,12 @@ class GatedAttentionUnit(keras.layers.Layer):
             self.bias.build()
         self.built = True
 
-    def call(self, x, padding_mask=None, segment_ids=None, positions=None, training=None):
+    def call(self, x, padding_mask=None, segment_ids=None, positions=None, training=None, **masks):
         *gate, v, z = self.project(x)
         positions = token_positions(x, segment_ids) if positions is None else positions
         heads = self.turn(self.offset_scale(z), positions)
         bias = {} if self.bias is None else {"a": self.bias.a, "b": self.bias.b}
-        masks = {"padding_mask": padding_mask, "segment_ids": segment_ids, "offset": runtime_zero(positions)}
+        masks |= {"padding_mask": padding_mask, "segment_ids": segment_ids, "offset": runtime_zero(positions)}
         attended = self.attend(heads, v, **bias, **masks)
         return self.out_projection(gate[0] * attended if gate else attended)
 

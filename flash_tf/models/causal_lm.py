@@ -23,6 +23,8 @@ class CausalLM(LanguageModel):
       padding_mask: Bool `[b, n]`, True at real tokens.
       segment_ids: Integers `[b, n]`, 0 at padding, one number a packed document.
       positions: Integers `[b, n]` or `[1, n]`.
+      prefix_mask: Bool `[b, n]`, True at tokens of a prefix, which all tokens of their text see, earlier ones too; for
+        mixers that take one: see `QuadraticAttention`.
 
     Returns:
       Logits `[b, n, V]` in the compute dtype.
@@ -36,8 +38,9 @@ class CausalLM(LanguageModel):
 
     causal = True
 
-    def call(self, token_ids, padding_mask=None, segment_ids=None, positions=None, training=None):
+    def call(self, token_ids, padding_mask=None, segment_ids=None, positions=None, prefix_mask=None, training=None):
         masks = {"padding_mask": padding_mask, "segment_ids": segment_ids, "positions": positions}
+        masks["prefix_mask"] = prefix_mask
         return self.head(self.encode(**unpack(token_ids, masks), training=training))
 
     def initial_state(self, batch: int, capacity: int | None = None) -> dict:

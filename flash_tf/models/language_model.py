@@ -173,7 +173,7 @@ class LanguageModel(keras.Model):
                 raise ValueError(f"the text {text!r} has no tokens")
         return found
 
-    def encode(self, token_ids, padding_mask=None, segment_ids=None, positions=None, training=None):
+    def encode(self, token_ids, padding_mask=None, segment_ids=None, positions=None, prefix_mask=None, training=None):
         """Token ids `[b, n]` -> normalised activations `[b, n, d]` of the last layer.
 
         A text is one row, and a list of texts as many, those of the shorter ones padded on the right with zeros.
@@ -186,9 +186,20 @@ class LanguageModel(keras.Model):
         if positions is None:
             positions = token_positions(token_ids, segment_ids) + runtime_zero(token_ids)
         x = self.embed(token_ids, positions)
+        mixers = self._check_prefix(prefix_mask)
         for block in self.blocks:
-            x = block(x, **masks, positions=positions, training=training)
+            prefix = {"prefix_mask": prefix_mask} if block.inner in mixers else {}
+            x = block(x, **masks, **prefix, positions=positions, training=training)
         return self.final_norm(self.project(x))
+
+    def _check_prefix(self, prefix_mask):
+        """The mixers that a prefix goes to, all or none; a ValueError where one takes none."""
+        mixers = [] if prefix_mask is None else self.mixers
+        if without := [type(mixer).__name__ for mixer in mixers if not getattr(mixer, "takes_prefix", False)]:
+            raise ValueError(
+                f"{self.name}: a prefix_mask needs mixers that take one, as quadratic; {without[0]} does not"
+            )
+        return mixers
 
     def project(self, x):
         """What the last block puts out, `[..., d]` -> what the norm before the head takes, `[..., d]`."""

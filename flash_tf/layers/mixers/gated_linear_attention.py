@@ -4,7 +4,7 @@ import keras
 from keras import ops
 
 from flash_tf.layers.common import normal
-from flash_tf.layers.linear_mixer import LinearMixer, check_causal
+from flash_tf.layers.linear_mixer import LinearMixer, check_causal, check_tile
 from flash_tf.layers.mixers import MIXERS
 from kernels_xla import gated, linear
 from kernels_xla.norms import scale_norm
@@ -30,6 +30,7 @@ class GatedLinearAttention(LinearMixer):
       temperature: What log alpha is divided by: a larger one forgets later.
       gates: "key", "value", "both" or "none", the paper's ablation: which of alpha and beta are not 1. "none" takes
         neither rank nor temperature.
+      tile: Tokens that the implementation takes in pairs. It changes the speed alone; `flash-tf tune` times it.
       **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:
@@ -57,12 +58,14 @@ class GatedLinearAttention(LinearMixer):
         gate_rank: int = RANK,
         temperature: float = TEMPERATURE,
         gates: str = "key",
+        tile: int = 64,
         **kwargs,
     ):
         super().__init__(**kwargs)
         self.heads, self.causal, self.gate_rank, self.temperature = heads, causal, gate_rank, temperature
-        self.gates = gates
+        self.gates, self.tile = gates, tile
         check_causal(self)
+        check_tile(self)
         if heads < 1 or gate_rank < 1:
             raise ValueError(f"GatedLinearAttention needs heads and gate_rank >= 1, got {heads} and {gate_rank}")
         if temperature <= 0:
@@ -100,6 +103,10 @@ class GatedLinearAttention(LinearMixer):
     @property
     def spec(self):
         return linear.SPEC if self.gates == "none" else gated.SPEC
+
+    @property
+    def case(self):
+        return {"causal": True, "chunk_size": self.tile}
 
     def sizes(self, b=1, n=None):
         e = self.width // self.heads

@@ -36,6 +36,8 @@ class QuadraticAttention(GatedAttentionUnit):
       padding_mask: Bool `[b, n]`, True at real tokens.
       segment_ids: Integers `[b, n]`, 0 at padding, one number a packed document.
       positions: Integers `[b, n]` or `[1, n]`.
+      prefix_mask: Bool `[b, n]`, True at tokens of a prefix, which all tokens of their text see, though causal (UniLM,
+        arXiv:1905.03197). For training and scoring: a stream reads each token when it comes.
 
     Returns:
       Float tensor `[b, n, d]`.
@@ -50,6 +52,7 @@ class QuadraticAttention(GatedAttentionUnit):
     head_names = ("q", "k")
     align = 1
     grows = True
+    takes_prefix = True
 
     def __init__(
         self,
@@ -88,13 +91,21 @@ class QuadraticAttention(GatedAttentionUnit):
     def turn(self, heads, positions):
         return {name: rotary(self._split(head), positions) for name, head in heads.items()}
 
-    def attend(self, heads, v, a=None, b=None, padding_mask=None, segment_ids=None, offset=0):
+    def call(self, x, padding_mask=None, segment_ids=None, positions=None, prefix_mask=None, training=None):
+        if prefix_mask is None:
+            return super().call(x, padding_mask, segment_ids, positions, training)
+        if not self.causal or self.kernel == "softmax":
+            needed = "QuadraticAttention takes a prefix_mask where it is causal and kernel is 'relu2'"
+            raise ValueError(f"{needed}, got causal {self.causal} and kernel {self.kernel!r}")
+        return super().call(x, padding_mask, segment_ids, positions, training, prefix_mask=prefix_mask)
+
+    def attend(self, heads, v, a=None, b=None, padding_mask=None, segment_ids=None, offset=0, **prefix):
         masks = {"causal": self.causal, "padding_mask": padding_mask, "segment_ids": segment_ids}
         q, k, values = heads["q"], heads["k"], self._split(v)
         if self.kernel == "softmax":
             out = softmax_attention(q, k, values, **masks)
         else:
-            options = {"scale": self.scale, "divisor": self.divisor, "offset": offset}
+            options = {"scale": self.scale, "divisor": self.divisor, "offset": offset, **prefix}
             out = quadratic_attention(q, k, values, a, b, **options, **masks)
         return ops.reshape(out, ops.shape(v))
 

@@ -15,11 +15,13 @@ def quadratic(
     divisor="position",
     padding_mask=None,
     segment_ids=None,
+    prefix_mask=None,
 ):
     """Σ_j relu²(q_i·k_j/√s + bias_ij)/N · v_j, or with the scale inside: Σ_j relu²(q_i·k_j/N + bias_ij) · v_j."""
     out = np.zeros(v.shape)
     for row, i, own in queries(v, padding_mask, segment_ids):
-        keys = [j for j in own if j <= i] if causal else own
+        early = lambda j: j <= i or (prefix_mask is not None and prefix_mask[row, j])  # noqa: E731, B023
+        keys = [j for j in own if early(j)] if causal else own
         count = {"position": len(keys), "length": len(own)}.get(divisor, divisor)
         for head in range(v.shape[2]):
             content = k[row, keys, head] @ q[row, i, head]

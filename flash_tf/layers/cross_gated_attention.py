@@ -1,0 +1,75 @@
+"""The gated attention unit as cross-attention: queries of one text, keys and values of another."""
+
+import keras
+from keras import ops
+
+from flash_tf.layers.common import options, parts_of, projection
+from flash_tf.layers.offset_scale import OffsetScale
+from kernels_xla.cross import cross_attention
+
+
+@keras.saving.register_keras_serializable("flash_tf")
+class CrossGatedAttention(keras.layers.Layer):
+    """`out = W_o (u * attend(q, k, v))` with `u, z = silu(W_x x)`, `v, z' = silu(W_m memory)`, q of z and k of z'.
+
+    Source: none; our definition. FLASH's unit (arXiv:2202.10447, section 2.2) derives gate, queries, keys and values
+    from one text. Here gate and queries come from `x`, keys and values from `memory`, by projections of their own; q
+    and k are scaled and offset as there; squared-ReLU weights are divided by the real tokens of the memory; and there
+    is neither rotary embedding nor a bias by distance, because places in two texts have no distance.
+
+    Args:
+      key_dim: Width s of z.
+      expansion: e / d, the width of gate and values over that of `x`.
+      **kwargs: Passed to `keras.layers.Layer`.
+
+    Call arguments:
+      x: Float tensor `[b, n, d]`.
+      memory: Float tensor `[b, m, d']`, of any width d'.
+      padding_mask: Bool `[b, n]`, True at real tokens of `x`.
+      memory_mask: Bool `[b, m]`, True at real tokens of `memory`.
+
+    Returns:
+      Float tensor `[b, n, d]`.
+
+    Masking: padding of the memory is neither read nor counted; outputs at padding of `x` mean nothing.
+
+    Example:
+      >>> CrossGatedAttention(key_dim=8)(ops.ones((2, 10, 16)), ops.ones((2, 7, 12))).shape
+      TensorShape([2, 10, 16])
+    """
+
+    def __init__(self, key_dim: int = 128, expansion: int = 2, **kwargs):
+        super().__init__(**kwargs)
+        if key_dim < 1 or expansion < 1:
+            raise ValueError(f"CrossGatedAttention needs key_dim and expansion >= 1, got {key_dim} and {expansion}")
+        self.key_dim, self.expansion = key_dim, expansion
+
+    def build(self, x_shape, memory_shape):
+        self.width, inner = x_shape[-1], self.expansion * x_shape[-1]
+        self.query_projection = projection(self, inner + self.key_dim, "query_projection")
+        self.memory_projection = projection(self, inner + self.key_dim, "memory_projection")
+        self.out_projection = projection(self, self.width, "out_projection")
+        self.query_scale = OffsetScale(("q",), dtype=self.dtype_policy, name="query_scale")
+        self.key_scale = OffsetScale(("k",), dtype=self.dtype_policy, name="key_scale")
+        self.query_projection.build(x_shape)
+        self.memory_projection.build(memory_shape)
+        self.out_projection.build((*x_shape[:-1], inner))
+        self.query_scale.build((*x_shape[:-1], self.key_dim))
+        self.key_scale.build((*memory_shape[:-1], self.key_dim))
+        self.built = True
+
+    def call(self, x, memory, padding_mask=None, memory_mask=None, training=None):
+        widths = [self.expansion * self.width, self.key_dim]
+        u, z = parts_of(self.query_projection, x, widths, ops.silu)
+        v, z_memory = parts_of(self.memory_projection, memory, widths, ops.silu)
+        q, k = self.query_scale(z)["q"], self.key_scale(z_memory)["k"]
+        one_head = (ops.expand_dims(part, 2) for part in (q, k, v))
+        attended = cross_attention(*one_head, padding_mask=padding_mask, memory_mask=memory_mask)
+        return self.out_projection(u * attended[:, :, 0])
+
+    def compute_output_shape(self, x_shape, memory_shape):
+        del memory_shape
+        return x_shape  # known without a trace, which an unknown length would stop on JAX
+
+    def get_config(self):
+        return {**super().get_config(), **options(self)}
