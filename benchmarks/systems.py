@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
         if unknown := sorted(set(args.only or names) - set(names)):
             raise ValueError(f"--only takes configs of {' and '.join(systems.FOLDERS)}, got {unknown[0]!r}")
         packages = ("tensorflow", "keras", "numpy")
-        results, progress = device.Results(args, "systems", device=backends.device_name(), packages=packages), None
+        results = device.Results(args, "systems", device=backends.device_name(), packages=packages)
         for row in before:
             results.add(row)
         progress = Progress(console)

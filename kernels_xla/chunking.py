@@ -13,6 +13,8 @@ GROUP = 256  # chunks summed by one triangular product; up to some 200 it costs 
 
 def fold(x: Tensor, chunk: int) -> Tensor:
     """Cuts `[b, n, ...]` into `[b, g, c, ...]`, zero-padding n up to a multiple of `chunk`."""
+    if isinstance(chunk, int) and chunk < 1:
+        raise ValueError(f"chunk_size must be at least 1, got {chunk}")
     shape = ops.shape(x)
     tail = -shape[1] % chunk
     if not (isinstance(tail, int) and tail == 0):

@@ -177,7 +177,9 @@ def extend(state, q, k, v, *, chunk_size, valid=None, causal=True):
     out = joint_attention(q, k, v, *far_kv, pairs(None, None, at, at, True), far[:, :, None])
     out = rows(unfold(out, ops.shape(slots)[1]), fill[:, None] + ops.arange(tokens, dtype="int32")[None])
     left = {name: leave_grid(x, until, c) for name, x in grid.items()}
-    left["pooled"] = keep(rows(pooled, (until // c)[:, None])[:, 0], (until % c > 0)[:, None, None])
+    left["pooled"] = ops.cast(
+        keep(rows(pooled, (until // c)[:, None])[:, 0], (until % c > 0)[:, None, None]), state["pooled"].dtype
+    )
     return out, {**left, **sums, "position": position + valid}
 
 

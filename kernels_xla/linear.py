@@ -62,6 +62,7 @@ def linear_attention(
     n, ids = ops.shape(v)[1], documents(padding_mask, segment_ids)
     real = None if ids is None else ids > 0
     k, v = (x if real is None else keep(x, of_heads(real)) for x in (k, v))
+    _check_form(form)
     if form != "chunks":
         out, total = _by_tokens(q, k, v, ids, causal, normalized, form)
     elif causal or segment_ids is not None:
@@ -148,10 +149,14 @@ def _other_chunks(ids, causal):
     return [before] if causal else [before, (at_last, at_first, lambda x: sum_of_later(x, first, last))]
 
 
+def _check_form(form):
+    if form not in ("chunks", "cumsum", "matmul"):
+        raise ValueError(f"linear: form must be 'chunks', 'cumsum' or 'matmul', got {form!r}")
+
+
 def _by_tokens(q, k, v, ids, causal, normalized, form):
     """A state for each token, which sums over the tokens that it sees; the result is as `_by_chunks`', unfolded."""
-    if form not in (known := {"cumsum": _cumulative, "matmul": _by_mask}):
-        raise ValueError(f"linear: form must be 'chunks', 'cumsum' or 'matmul', got {form!r}")
+    known = {"cumsum": _cumulative, "matmul": _by_mask}
     at = ops.arange(ops.shape(v)[1], dtype="int32")
     seen = pairs(ids, ids, at, at, causal)
     over = lambda x: known[form](x, seen)  # noqa: E731
@@ -216,7 +221,7 @@ def initial_state(sizes, case, dtype):
 
 def extend(state, q, k, v, *, valid=None, chunk_size=128, causal=True, normalized=False, form="chunks"):
     """The next k tokens of each row: one token costs O(h s e), more take the form of chunks, whatever `form` is."""
-    del form  # a stream has one state, which sums as it goes
+    _check_form(form)  # a stream has one state, which sums as it goes
     if not causal:
         raise ValueError("linear can be streamed only if causal, got causal=False")
     tokens, wide = ops.shape(v)[1], state["sum"].dtype
@@ -239,6 +244,13 @@ def state_bytes(sizes, case, itemsize):
     return recurrence.state_bytes(sizes, case, itemsize) + norm
 
 
+def flops(sizes, case) -> int:
+    """Those of the state form; "matmul" adds the product of who sees whom with the states of all tokens."""
+    seen = sizes["n"] ** 2 * (0.5 if case["causal"] else 1)
+    product = round(2 * sizes["b"] * seen * sizes["h"] * sizes["s"] * sizes["e"])
+    return recurrence.flops(sizes, case) + (product if case.get("form") == "matmul" else 0)
+
+
 SPEC = KernelSpec(
     name="linear",
     fast=linear_attention,
@@ -255,7 +267,7 @@ SPEC = KernelSpec(
         *({"form": form, "causal": True, "normalized": True} for form in ("cumsum", "matmul")),
     ),
     timed={"causal": True, "normalized": True},
-    flops=recurrence.flops,
+    flops=flops,
     state_bytes=state_bytes,
     ranges={"q": (0.0, 2.0), "k": (0.0, 2.0)},
 )

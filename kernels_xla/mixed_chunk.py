@@ -93,10 +93,10 @@ def mixed_chunk_attention(
       adds O(n^2 / c (s + e)), "cls" as much if packed, else O(n (s + e)).
 
     Precision:
-      The bias is float32; products are in the dtype of the inputs and accumulate in float32, the sum over chunks too,
+      The bias is made in float32, and added in the dtype of the scores; products are in the dtype of the inputs and accumulate in float32, the sum over chunks too,
       so that a sum is rounded once for a chunk, once for all chunks, whatever their number.
     """
-    _check(q_quad, q_lin, a is not None or overlapping or first_to_all != "none")
+    _check(q_quad, q_lin, a is not None or overlapping or first_to_all != "none", scale)
     check_first("mixed_chunk", first_to_all, causal)
     n, ids = ops.shape(v)[1], documents(padding_mask, segment_ids)
     v = v if ids is None else keep(v, (ids > 0)[..., None])
@@ -109,13 +109,15 @@ def mixed_chunk_attention(
     across = None if q_lin is None else far(lin_q, lin_k, values, n, grid, packed, causal)
     out = unfold(across if inside is None else inside if across is None else inside + across, n)
     if first_to_all != "none":
-        taken = first_tokens(ops.arange(n, dtype="int32") + offset, chunk_size, first_to_all, segment_ids)
+        taken = first_tokens(ops.arange(n, dtype="int32"), chunk_size, first_to_all, segment_ids)
         rows = softmax_of_first(q_quad, k_quad, v, chunk_size, first_to_all, ids, packed is not None)
         out = ops.where(taken[..., None], rows, out)
     return out if ids is None else keep(out, (ids > 0)[..., None])
 
 
-def _check(q_quad, q_lin, of_first):
+def _check(q_quad, q_lin, of_first, scale):
+    if scale not in ("normalized", "paper_appendix"):
+        raise ValueError(f"mixed_chunk: scale must be 'normalized' or 'paper_appendix', got {scale!r}")
     if q_quad is None and q_lin is None:
         raise ValueError("mixed_chunk needs the queries and keys of one sum at least, got none")
     if q_quad is None and of_first:

@@ -54,7 +54,9 @@ def diag_attention(mixer, n):
 
 
 def linear_attention(mixer, n):
-    return _states(4 * mixer.width**2, mixer.width * (2 if mixer.cosine_length else 1), mixer.width, mixer.heads)
+    d, keys = mixer.width, mixer.width * (2 if mixer.cosine_length else 1)
+    product = half(mixer) * 2 * n * keys * d / mixer.heads if mixer.form == "matmul" else 0
+    return _states(4 * d**2, keys, d, mixer.heads) + product
 
 
 def retention(mixer, n):

@@ -157,5 +157,6 @@ class LinearAttention(LinearMixer):
         return 8 * self.width**2
 
     def activations(self, n: int) -> int:
-        keys = self.sizes()["s"] * self.heads
-        return 9 * self.width + 4 * keys + 3 * min(n, 128) * self.heads
+        keys, e = self.sizes()["s"] * self.heads, self.width // self.heads
+        inside = 3 * min(n, self.tile) * self.heads if self.form == "chunks" else 2 * keys * e  # a state for each token
+        return 9 * self.width + 4 * keys + inside
