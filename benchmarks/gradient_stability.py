@@ -38,11 +38,13 @@ def spread(run: records.Run, first: int) -> dict:
     """Mean, standard deviation and their ratio of a run's gradient norms from step `first` on.
 
     Raises:
-      ValueError: Fewer than two steps were recorded from there on.
+      ValueError: Fewer than two steps were recorded from there on, or one has no norm.
     """
-    norms = run.gradient_norm[(run.steps >= first) & np.isfinite(run.gradient_norm)]
+    norms, steps = run.gradient_norm[run.steps >= first], run.steps[run.steps >= first]
     if len(norms) < 2:
         raise ValueError(f"{run.folder} needs two recorded steps or more from step {first} on, has {len(norms)}")
+    if len(wrong := steps[~(np.isfinite(norms) & (norms > 0))]):
+        raise ValueError(f"{run.folder}: the gradient of step {wrong[0]:,} has no norm above zero that is a number")
     mean, deviation = float(np.mean(norms)), float(np.std(norms))
     row = {"run": run.label, "folder": run.folder, "steps": len(norms), "first": first}
     return {**row, "mean": mean, "deviation": deviation, "relative": deviation / mean}

@@ -24,6 +24,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Measures what the file lacks, and prints the table."""
     args = _parser().parse_args(arguments)
     before = json.loads(Path(args.json).read_text())["rows"] if args.json and Path(args.json).exists() else []
+    learned = json.loads(Path(args.learning).read_text())["rows"] if args.learning else []
+    if other := next((row for row in before if row["tokens"] != args.tokens), None):
+        raise ValueError(f"{args.json} has rows of {other['tokens']:,} tokens a step, --tokens is {args.tokens:,}")
     with device.libraries_in_log("systems") as console:
         from benchmarks import backends
         from flash_tf import config, systems
@@ -40,7 +43,6 @@ def main(arguments: list[str] | None = None) -> int:
             if not any(row["config"] == name for row in before):
                 progress.line(f"{name}")
                 results.add(_measure(name, args))
-    learned = json.loads(Path(args.learning).read_text())["rows"] if args.learning else []
     print(as_text(results.rows, learned))
     return 0
 
@@ -48,7 +50,13 @@ def main(arguments: list[str] | None = None) -> int:
 def _measure(name, args):
     from flash_tf.compiling import artifact, programs, timing
 
-    row = {"config": name, "commit": device.commit(), "tokens": args.tokens, "step_ms": {}, "quartiles_ms": {}}
+    row = {
+        "config": name,
+        "commit": args.commit or device.commit(),
+        "tokens": args.tokens,
+        "step_ms": {},
+        "quartiles_ms": {},
+    }
     for n in LENGTHS:
         prepared, ids = artifact.prepare(_sized(name, n, args.tokens))
         experiment = programs.Experiment(prepared, ids)

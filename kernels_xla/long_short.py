@@ -52,7 +52,7 @@ def long_short_attention(
       O(n (c + r) h (s + e)) multiply-adds, O(n (c + r) h) memory: linear in n.
 
     Precision:
-      P, its sums and their norms in float32; the rest as in `softmax_attention`.
+      P, sums by it and their norms in float32, P rounded to the dtype of `v` before; else as `softmax_attention`.
     """
     shape = ops.shape(v)
     there = ops.ones(shape[:2], "bool") if padding_mask is None else padding_mask

@@ -93,8 +93,9 @@ def mixed_chunk_attention(
       adds O(n^2 / c (s + e)), "cls" as much if packed, else O(n (s + e)).
 
     Precision:
-      The bias is made in float32, and added in the dtype of the scores; products are in the dtype of the inputs and accumulate in float32, the sum over chunks too,
-      so that a sum is rounded once for a chunk, once for all chunks, whatever their number.
+      The bias is made in float32, and added in the dtype of the scores; products are in the dtype of the inputs and
+      accumulate in float32, the sum over chunks too, so that a sum is rounded once for a chunk, once for all chunks,
+      whatever their number.
     """
     _check(q_quad, q_lin, a is not None or overlapping or first_to_all != "none", scale)
     check_first("mixed_chunk", first_to_all, causal)

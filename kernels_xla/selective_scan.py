@@ -109,7 +109,7 @@ def _with_gradient(x, dt, a, b, c, on, chunk_size, channels):
 
 
 def _in_groups(function, channels, *inputs):
-    """`function` of `channels` of e at a time, or of as many as divide e: all `[..., e]` -> results `[e / m, ...]`."""
+    """`function` of `channels` of e at a time, or as many as divide both: all `[..., e]` -> results `[e / m, ...]`."""
     e = inputs[0].shape[-1]
     m = math.gcd(e, channels)
     if m == e or on_lite():  # which has no loop over parts of unknown length

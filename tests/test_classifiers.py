@@ -92,6 +92,8 @@ def test_fit_learns_which_tokens_a_class_has(cls, shape):
 def test_wrong_options_are_named(cls, shape):
     with pytest.raises(ValueError, match=f"{cls.__name__} needs classes >= 2 and hidden >= 1, got 1 and 12"):
         cls(1, **SMALL)
+    with pytest.raises(ValueError, match=f"{cls.__name__} has no head over tokens: it takes no head_bias"):
+        cls(2, head_bias=True, **SMALL)
     with pytest.raises(ValueError, match="max_length belongs to position_embedding 'learned'"):
         cls(2, **{k: v for k, v in SMALL.items() if k != "max_length"})
 

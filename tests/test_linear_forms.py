@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from kernels_xla import decayed, gated, linear, recurrence
+from kernels_xla import decayed, gated, linear
 from kernels_xla.recurrence import doubling, entering, fitting, running
 from tests import numerics
 from tests.backends import call, compiled, differentiate, tensors, to_numpy
@@ -225,12 +225,6 @@ def test_a_stream_of_linear_attention_that_is_not_causal_is_refused():
     state = linear.initial_state(SIZES, {}, "float32")
     with pytest.raises(ValueError, match="linear can be streamed only if causal, got causal=False"):
         linear.extend(state, **tensors(inputs(linear.SPEC), "float32"), causal=False)
-
-
-def test_states_are_of_one_size_for_any_length():
-    for spec in (decayed.SPEC, gated.SPEC, linear.SPEC):
-        short, long = (recurrence.state_bytes({**SIZES, "n": n}, {}, 4) for n in (1, 10**6))
-        assert short == long == spec.state_bytes(SIZES, {}, 2)
 
 
 @pytest.mark.parametrize("left_out", ["log_decay", "value_log_decay"])

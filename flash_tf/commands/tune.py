@@ -21,10 +21,12 @@ def run(args, log) -> None:
     show(found if args.json else tuning.as_text(found), args.json)
     if found["option"] != tuning.TILE:
         progress.line(f"a model's {found['option']} is a part of its function: nothing was changed")
-    elif found["fastest"] == found["now"]:
-        progress.line(f"the config has the fastest already: tile {found['now']}")
+    elif found["fastest"] == (now := found["now"]):
+        progress.line(f"tile {now} is the fastest: nothing was changed")
+    elif args.set:
+        progress.line(f"tile {found['fastest']} is faster than {now}; with --set nothing is written")
     elif Path(args.config).is_file():
         tuning.write(args.config, found["fastest"])
-        progress.line(f"{args.config}: tile {found['fastest']} in place of {found['now']}")
+        progress.line(f"{args.config}: tile {found['fastest']} in place of {now}")
     else:
-        progress.line(f"{args.config} comes with the package and stays: --set model.mixer.tile={found['fastest']}")
+        progress.line(f"{args.config} comes with the package and stays: put tile {found['fastest']} into its mixer")

@@ -42,7 +42,7 @@ def tune(config: configs.Config, sizes: Sequence[int] | None, steps: int, report
     """
     option, now = _option(config)
     n = config.data.sequence_length
-    sizes = [size for size in SIZES if size <= n] or [n] if sizes is None else list(sizes)
+    sizes = list(sizes or [size for size in SIZES if size <= n] or [n])
     if steps < 2 or min(sizes) < 1:
         raise ValueError(f"tune needs --steps >= 2 and sizes >= 1, got {steps} and {sorted(sizes)}")
     rows = []
@@ -88,14 +88,11 @@ def _measure(config, steps):
 
 
 def write(path: str, size: int) -> None:
-    """Writes a tile into a config file, whose first comment lines stay.
-
-    Raises:
-      ValueError: The file cannot be written to.
-    """
+    """Writes a tile into a config file. Of its comments those stay that are lines of their own, at its top."""
     text = Path(path).read_text("utf-8")
     values = yaml.safe_load(text)
-    if "mixer" not in (model := values.setdefault("model", {})):  # the base has it
+    model = values.setdefault("model", {})
+    if not all("type" in mixer for mixer in listed(model.get("mixer", {}))):  # the base has it, or its type
         model["mixer"] = configs.to_mapping(configs.load(path))["model"]["mixer"]
     _set(model, TILE, size)
     head = [line for line in text.splitlines(keepends=True) if line.startswith("#")]

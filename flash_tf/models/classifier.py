@@ -19,8 +19,8 @@ class Classifier(LanguageModel):
     Args:
       classes: Their number, 2 or more.
       hidden: Width of the layer between.
-      **kwargs: As for `LanguageModel`, but for those of its head; `position_embedding` is "learned" by default, and
-        needs `max_length`.
+      **kwargs: As for `LanguageModel`, but for `head_bias`, which is of tokens; `position_embedding` is "learned" by
+        default, and needs `max_length`.
 
     Call arguments:
       token_ids: Integers `[b, n]`, or a dictionary of all call arguments, as `fit` passes it.
@@ -44,7 +44,9 @@ class Classifier(LanguageModel):
     def __init__(self, classes: int, hidden: int = 128, **kwargs):
         if classes < 2 or hidden < 1:
             raise ValueError(f"{type(self).__name__} needs classes >= 2 and hidden >= 1, got {classes} and {hidden}")
-        super().__init__(**{"position_embedding": "learned", "head_bias": False, **kwargs})
+        if kwargs.pop("head_bias", False):
+            raise ValueError(f"{type(self).__name__} has no head over tokens: it takes no head_bias")
+        super().__init__(**{"position_embedding": "learned", **kwargs}, head_bias=False)
         self.classes, self.hidden = classes, hidden
         dense = lambda width, **more: keras.layers.Dense(  # noqa: E731
             width, kernel_initializer=normal(), dtype=self.dtype_policy, **more

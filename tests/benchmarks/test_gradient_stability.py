@@ -36,3 +36,9 @@ def test_the_first_steps_may_be_left_out(tmp_path):
 def test_a_run_of_one_step_has_no_deviation(tmp_path):
     with pytest.raises(ValueError, match="needs two recorded steps or more from step 1 on, has 1"):
         gradient_stability.main([run(tmp_path / "short", [1.0])])
+
+
+@pytest.mark.parametrize("bad", [0.0, float("inf"), float("nan")])
+def test_a_step_without_a_norm_is_named(tmp_path, bad):
+    with pytest.raises(ValueError, match="the gradient of step 2 has no norm above zero that is a number"):
+        gradient_stability.main([run(tmp_path / "bad", [1.0, bad, 1.0])])

@@ -67,7 +67,7 @@ def test_a_kernel_is_timed_once_for_each_value_of_an_option():
 
 def test_sizes_have_every_axis_of_every_kernel():
     for spec in kernels_xla.specs().values():
-        for sizes in ({**kernels.SIZES, "b": 1, "n": 3}, {**kernels.SMALL, "n": 3}):
+        for sizes in ({**kernels.SIZES, "b": 1, "n": 3, "m": 3}, {**kernels.SMALL, "n": 3}):
             assert kernels.draw(spec, sizes).keys() == spec.inputs.keys()
 
 

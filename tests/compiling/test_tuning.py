@@ -17,7 +17,7 @@ CAUSAL = {"type": "causal_lm", "vocabulary_size": runs.VOCABULARY, "width": 16, 
 
 
 def written(folder, mixer):
-    """A tiny config of that mixer, with a comment before it and one in it."""
+    """A tiny config of that mixer, with two lines of comment before it."""
     path = Path(runs.write(folder, model={**CAUSAL, "mixer": mixer}))
     path.write_text(f"# what it is\n# measured: nothing\n{path.read_text()}")
     return str(path)
@@ -39,9 +39,10 @@ def test_a_tile_is_timed_and_the_fastest_is_written_beside_the_first_comments(tm
     assert Path(path).read_text().startswith("# what it is\n# measured: nothing\n")
 
 
-def test_a_tile_goes_into_a_config_that_has_its_mixer_from_a_base(tmp_path):
+@pytest.mark.parametrize("own", ["width: 32", "width: 32, mixer: {tile: 4}"])
+def test_a_tile_goes_into_a_config_that_has_its_mixer_from_a_base(tmp_path, own):
     base, path = written(tmp_path, LINEAR), tmp_path / "wide.yaml"
-    path.write_text(f"# wide\nbase: {base}\nmodel: {{width: 32}}\n")
+    path.write_text(f"# wide\nbase: {base}\nmodel: {{{own}}}\n")
     tuning.write(str(path), 64)
     loaded = config.load(str(path))
     assert (loaded.model["mixer"], loaded.model["width"]) == ({**LINEAR, "tile": 64}, 32)

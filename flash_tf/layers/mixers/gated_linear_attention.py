@@ -135,7 +135,7 @@ class GatedLinearAttention(LinearMixer):
         return 8 * self.width**2 + round(2 * self.gate_rank * columns * self.width)
 
     def activations(self, n: int) -> int:
-        s, chunk, m = self.width // 2, min(n, 64), min(n, 64) / 16
+        s, chunk, m = self.width // 2, min(n, self.tile), min(n, self.tile) / 16
         gated = {"key": s, "value": 2 * s, "both": 3 * s, "none": 0}[self.gates]
         scaled = 3 * m * gated  # keys or values, once for each sub-chunk that reads them
         return round(20 * self.width + 3 * chunk * self.heads + scaled + 4 * s * self.width / self.heads / chunk)

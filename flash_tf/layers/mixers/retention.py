@@ -105,5 +105,5 @@ class Retention(LinearMixer):
         return 16 * self.width**2
 
     def activations(self, n: int) -> int:
-        chunk = min(n, 128)
+        chunk = min(n, self.tile)
         return round(25 * self.width + 5 * chunk * self.heads + 3 * 2 * self.width**2 / self.heads / chunk)
