@@ -5,10 +5,9 @@ Source: Chen et al., "Skyformer", arXiv:2111.00035, section 4; ridge and precond
 
 from keras import ops
 
-from kernels_xla.landmarks import draws, flops, gaussian, numbers, positions_of, pseudo_inverse, real
+from kernels_xla.landmarks import draws, flops, gathered, gaussian, numbers, positions_of, pseudo_inverse, real
 from kernels_xla.masks import keep
 from kernels_xla.spec import KernelSpec, Tensor
-from kernels_xla.streaming import rows
 
 RIDGE = 0.1  # of the authors
 
@@ -44,7 +43,7 @@ def gaussian_landmark_attention(
     drawn = ops.convert_to_tensor(draws(seed, landmarks))[None] % (2 * count)
     drawn = ops.broadcast_to(drawn, (ops.shape(v)[0], landmarks))
     at = positions_of(drawn % count, padding_mask)
-    some = ops.where((drawn < count)[..., None, None], rows(q, at), rows(k, at))  # [b, t, h, s]
+    some = ops.where((drawn < count)[..., None, None], gathered(q, at), gathered(k, at))  # [b, t, h, s]
     middle = gaussian(some, some)
     middle = middle + RIDGE * ops.eye(landmarks, dtype=middle.dtype)
     root = ops.rsqrt(ops.sum(middle, axis=-1))

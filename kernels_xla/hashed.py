@@ -9,10 +9,9 @@ from keras import ops
 
 from kernels_xla.accumulate import einsum, sum_dtype
 from kernels_xla.chunking import fold, unfold
-from kernels_xla.landmarks import real
+from kernels_xla.landmarks import gathered, real
 from kernels_xla.masks import keep
 from kernels_xla.spec import KernelSpec, Tensor
-from kernels_xla.streaming import rows
 
 ALONE = -1e5  # the score of a token with itself, of the public implementations: it counts where there is no other
 
@@ -59,14 +58,14 @@ def hashed_attention(
     order = ops.argsort(_keys(q, there, buckets, rounds, seed), axis=-1)  # [b, h, rounds, n]
     order = ops.cast(ops.reshape(order, (-1, n)), "int32")
     k = q * ops.cast(_over_length(q), q.dtype)
-    sorted_ = [fold(rows(_rows(x, rounds), order), chunk_size) for x in (q, k, v)]  # [b h rounds, g, c, s]
+    sorted_ = [fold(gathered(_rows(x, rounds), order), chunk_size) for x in (q, k, v)]  # [b h rounds, g, c, s]
     known = ops.repeat(there, h * rounds, axis=0)
     number = ops.arange(n, dtype="int32")[None] + 1  # 0 is the padding that fills the last chunk
-    seen = fold(rows(ops.where(known, number, 0), order), chunk_size)  # [b h rounds, g, c]
+    seen = fold(gathered(ops.where(known, number, 0), order), chunk_size)  # [b h rounds, g, c]
     out, total = _attend(*sorted_, seen)
     back = ops.cast(ops.argsort(order, axis=-1), "int32")
-    out = ops.reshape(rows(unfold(out, n), back), (b, h, rounds, n, -1))
-    total = ops.reshape(rows(unfold(total, n), back), (b, h, rounds, n, 1))
+    out = ops.reshape(gathered(unfold(out, n), back), (b, h, rounds, n, -1))
+    total = ops.reshape(gathered(unfold(total, n), back), (b, h, rounds, n, 1))
     out = ops.sum(ops.softmax(total, axis=2) * ops.cast(out, total.dtype), axis=2)
     return real(ops.cast(ops.transpose(out, (0, 2, 1, 3)), v.dtype), padding_mask)
 

@@ -47,6 +47,17 @@ def draws(seed: int, count: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(2**31 - 1, size=count).astype("int32")
 
 
+def gathered(x: Tensor, index: Tensor) -> Tensor:
+    """`x[b, index[b, m]]` for every row: `[b, n, ...]` and int32 `[b, m]` -> `[b, m, ...]`, indices clipped into n.
+
+    The function of `streaming.rows`, by whole vectors: an index for each number of `[b, m, ...]` would be as large as
+    what is taken, where that is most of a text.
+    """
+    b, n = ops.shape(x)[0], ops.shape(x)[1]
+    at = ops.clip(index, 0, n - 1) + n * ops.arange(b, dtype="int32")[:, None]
+    return ops.take(ops.reshape(x, (-1, *ops.shape(x)[2:])), at, axis=0)
+
+
 def segments(x: Tensor, padding_mask: Tensor | None, count: int) -> Tensor:
     """Whether token i is of segment t, bool `[b, n, t]`: real token a of m is of segment a * count // m.
 

@@ -8,10 +8,9 @@ import numpy as np
 from keras import ops
 
 from kernels_xla.chunking import fold, unfold
-from kernels_xla.landmarks import draws, real
+from kernels_xla.landmarks import draws, gathered, real
 from kernels_xla.softmax import attend
 from kernels_xla.spec import KernelSpec, Tensor
-from kernels_xla.streaming import rows
 
 PERIOD = 1024  # blocks, after which the random ones repeat
 
@@ -59,7 +58,7 @@ def sparse_block_attention(
     last = ops.max(ops.max(there, axis=-1) * at, axis=-1)[:, None]  # [b, 1]
     blocks, first_time = _blocks(at, last, random_blocks, seed)  # [b, g, t]
     keys, values = (_gathered(x, blocks) for x in (k, v))  # [b g, t c, h, s]
-    seen = rows(there, ops.reshape(blocks, (b, -1)))  # [b, g t, c]
+    seen = gathered(there, ops.reshape(blocks, (b, -1)))  # [b, g t, c]
     seen = ops.logical_and(ops.reshape(seen > 0, (b, g, -1, c)), first_time[..., None])
     out = attend(_flat(q), keys, values, ops.reshape(seen, (b * g, 1, blocks.shape[-1] * c)))
     out = ops.reshape(out, ops.shape(v))
@@ -97,13 +96,13 @@ def _whole(x):
 
 def _rows(x, block):
     """`[b, g, c, ...]`, int32 `[b, 1]` -> `[b, c, ...]`."""
-    return rows(x, block)[:, 0]
+    return gathered(x, block)[:, 0]
 
 
 def _gathered(x, blocks):
     """`[b, g, c, h, s]`, int32 `[b, g, t]` -> `[b g, t c, h, s]`."""
     shape = ops.shape(x)
-    found = rows(x, ops.reshape(blocks, (shape[0], -1)))  # [b, g t, c, h, s]
+    found = gathered(x, ops.reshape(blocks, (shape[0], -1)))  # [b, g t, c, h, s]
     return ops.reshape(found, (shape[0] * shape[1], blocks.shape[-1] * shape[2], *shape[3:]))
 
 

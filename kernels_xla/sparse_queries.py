@@ -6,10 +6,9 @@ Source: Zhou et al., "Informer", arXiv:2012.07436, section 3.1: ProbSparse self-
 from keras import ops
 
 from kernels_xla.accumulate import einsum, sum_dtype
-from kernels_xla.landmarks import draws, numbers, positions_of, real
+from kernels_xla.landmarks import draws, gathered, numbers, positions_of, real
 from kernels_xla.softmax import attend
 from kernels_xla.spec import KernelSpec, Tensor
-from kernels_xla.streaming import rows
 
 
 def sparse_query_attention(
@@ -58,7 +57,7 @@ def sparse_query_attention(
 def _choose(q, k, count, queries, seed, padding_mask):
     """The tokens that attend, int32 `[b, h, u]`; n and more for those that there are not."""
     drawn = ops.broadcast_to(ops.convert_to_tensor(draws(seed, queries))[None] % count, (ops.shape(q)[0], queries))
-    sample = rows(k, positions_of(drawn, padding_mask))
+    sample = gathered(k, positions_of(drawn, padding_mask))
     scores = einsum("bihs,bjhs->bhij", ops.stop_gradient(q), ops.stop_gradient(sample)) / q.shape[-1] ** 0.5
     found = ops.max(scores, axis=-1) - ops.sum(scores, axis=-1) / ops.cast(count, scores.dtype)[..., None]
     least = ops.cast(-1e30, found.dtype)

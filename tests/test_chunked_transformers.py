@@ -10,6 +10,7 @@ from flash_tf.layers import Combiner, MixedChunkSelfAttention
 from tests.backends import to_numpy
 from tests.contracts.test_mixers import B, D, N, built, normal, outputs
 from tests.numerics import FLOAT32, relative_error
+from tests.oracles import ORACLES
 
 H, C = 4, 8
 
@@ -34,6 +35,21 @@ def dense(layer, x):
 def softmax(x):
     weights = np.exp(x - x.max(axis=-1, keepdims=True))
     return weights / weights.sum(axis=-1, keepdims=True)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_queries_and_keys_across_chunks_are_those_inside_scaled_offset_and_rotated(causal):
+    layer = built(MixedChunkSelfAttention, {"heads": H, "chunk_size": C, "causal": causal})
+    x = normal(B, N, D).astype("float64")
+    q, k, v = np.split(dense(layer.in_projection, x), 3, axis=-1)
+    scale = {w.name: to_numpy(w.value) for part in (layer.query_scale, layer.key_scale) for w in part.weights}
+    heads = {"q": q, "k": k}
+    heads |= {f"{name}_lin": scale[f"gamma_{name}_lin"] * y + scale[f"beta_{name}_lin"] for name, y in heads.items()}
+    positions = np.broadcast_to(np.arange(N), (B, N))
+    turned = {name: ORACLES["rotary"](part.reshape(B, N, H, D // H), positions) for name, part in heads.items()}
+    out = ORACLES["mixed_heads"](**turned, v=v.reshape(B, N, H, D // H), chunk_size=C, causal=causal)
+    want = dense(layer.out_projection, out.reshape(B, N, D))
+    assert relative_error(outputs(layer, x.astype("float32")), want) < FLOAT32
 
 
 @pytest.mark.parametrize("summaries", ["axial", "fixed"])
