@@ -4,8 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 TPU_VENV := .venv-tpu
 RUN := runs/quickstart
-ON_JAX := tests/contracts/test_kernels.py tests/contracts/test_mixers.py tests/contracts/test_models.py \
-	tests/contracts/test_streams.py tests/test_cross_entropy.py \
+# In parts, each in processes of its own, because what XLA has compiled stays in memory: all of it would take 24 GB.
+PYTEST = $(BIN)/python -m pytest -n 2 --dist worksteal
+LARGEST := tests/contracts/test_kernels.py tests/contracts/test_mixers.py
+ON_JAX := tests/contracts/test_models.py tests/contracts/test_streams.py tests/test_cross_entropy.py \
 	tests/generation/test_decoding.py tests/generation/test_samplers.py tests/test_linear_forms.py \
 	tests/test_linear_layers.py
 SENTENCE := if not <mask>(x, str): raise TypeError
@@ -34,8 +36,11 @@ test: $(VENV)/.installed-dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/lint-imports --no-logo
-	@$(BIN)/python -m pytest -n 2 --dist worksteal
-	@KERAS_BACKEND=jax JAX_ENABLE_X64=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not one_backend" $(ON_JAX)
+	@$(PYTEST) $(LARGEST)
+	@$(PYTEST) tests/contracts $(LARGEST:%=--ignore=%)
+	@$(PYTEST) tests --ignore=tests/contracts
+	@KERAS_BACKEND=jax JAX_ENABLE_X64=1 $(PYTEST) -m "not one_backend" $(LARGEST)
+	@KERAS_BACKEND=jax JAX_ENABLE_X64=1 $(PYTEST) -m "not one_backend" $(ON_JAX)
 
 tpu-check: $(TPU_VENV)/.installed
 	@sh scripts/tpu_check.sh $(TPU_VENV)
