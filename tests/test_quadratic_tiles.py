@@ -21,11 +21,11 @@ def test_halving_a_causal_row_changes_neither_value_nor_gradients(monkeypatch, l
 
 def test_halving_leaves_out_nearly_half_of_the_pairs(monkeypatch):
     pairs = []
-    attend = quadratic._attend
+    attend = quadratic.attend
     monkeypatch.setattr(quadratic, "TILE", 4)
     monkeypatch.setattr(
         quadratic,
-        "_attend",
+        "attend",
         lambda q, k, *rest: pairs.append(q.shape[0] * q.shape[1] * k.shape[1]) or attend(q, k, *rest),
     )
     arrays = numerics.inputs(quadratic.SPEC, b=1, n=32)

@@ -15,8 +15,13 @@ def array(weight) -> np.ndarray:
 
 
 def dense(layer: keras.layers.Dense, x: np.ndarray) -> np.ndarray:
-    """`[n, d]` -> `[n, w]`, with the bias."""
-    return x @ array(layer.kernel) + array(layer.bias)
+    """`[n, d]` -> `[n, w]`, with the bias if it has one."""
+    return x @ array(layer.kernel) + bias_of(layer)
+
+
+def bias_of(layer: keras.layers.Dense) -> np.ndarray | float:
+    """The bias `[w]` as float64, or 0 of a layer without one."""
+    return 0.0 if layer.bias is None else array(layer.bias)
 
 
 def cut(x: np.ndarray, widths: Sequence[int]) -> list[np.ndarray]:

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from flash_tf.pictures import maps
-from flash_tf.pictures.formulas import array
+from flash_tf.pictures.formulas import array, bias_of
 from flash_tf.pictures.maps import Part
 
 LONGEST = 1024  # tokens: the maps of more would take gigabytes, and no eye
@@ -104,7 +104,7 @@ def _layer(index, parts_of, mixer, seen, output, residual):
         raise ValueError(f"layer {index} puts out what is not a number: the weights are of a run that diverged")
     parts = parts_of(mixer, seen)
     leaving = getattr(mixer, "out_projection", None)
-    total = sum(part.output for part in parts) + (0 if leaving is None else array(leaving.bias))
+    total = sum(part.output for part in parts) + (0 if leaving is None else bias_of(leaving))
     return Layer(
         index=index,
         parts=parts,
