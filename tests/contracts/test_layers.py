@@ -9,6 +9,7 @@ import flash_tf.layers
 from flash_tf.layers import (
     GLU,
     LRPE,
+    CrossGatedAttention,
     OffsetScale,
     RelativeBias,
     ResidualBlock,
@@ -28,6 +29,7 @@ from tests.oracles.common import scaled_sin
 B, N, D = 2, 37, 32
 OPTIONS = {  # of every layer that is in no registry, none at its default
     LRPE: {},
+    CrossGatedAttention: {"key_dim": 6, "expansion": 3},
     OffsetScale: {"heads": ["q", "k"], "gamma": "normal"},
     RelativeBias: {"width": 6},
     ResidualBlock: {"norm": "layer_norm", "dropout": 0.25, "remat": True},
@@ -191,9 +193,9 @@ def test_positions_of_one_document_count_from_zero():
 
 
 def block(inner, **options):
-    """A residual block as a model of `x`, `padding_mask` and `segment_ids`, with the same weights every time."""
+    """A residual block as a model of `x` and the masks that `inner` takes, with the same weights every time."""
     dtypes = {"x": "float32", "padding_mask": "bool", "segment_ids": "int32"}
-    inputs = {name: keras.Input(x.shape[1:], dtype=dtypes[name], name=name) for name, x in batch().items()}
+    inputs = {name: keras.Input(x.shape[1:], dtype=dtypes[name], name=name) for name, x in batch(inner).items()}
     layer = ResidualBlock(inner, **options)
     model = keras.Model(inputs, layer(**inputs))
     for i, weight in enumerate(model.trainable_variables):
@@ -201,10 +203,11 @@ def block(inner, **options):
     return model, layer
 
 
-def batch():
+def batch(inner):
     rng = np.random.default_rng(3)
     ids = np.concatenate([documents((16, 16, 5)), documents((32, 5))])
-    return {"x": normal(B, N, D), "padding_mask": rng.random([B, N]) < 0.8, "segment_ids": ids}
+    given = {"x": normal(B, N, D), "padding_mask": rng.random([B, N]) < 0.8}
+    return {**given, "segment_ids": ids} if getattr(inner, "packs", True) else given
 
 
 EXECUTIONS = {"eager": {"run_eagerly": True}, "graph": {"jit_compile": False}, "xla": {"jit_compile": True}}
@@ -213,11 +216,11 @@ EXECUTIONS = {"eager": {"run_eagerly": True}, "graph": {"jit_compile": False}, "
 def step(model, layer, execution):
     """The outputs in training, and the change of each weight in one large step of gradient descent."""
     before = [to_numpy(w.value) for w in model.trainable_variables]
-    out = to_numpy(model(batch(), training=True))
+    out = to_numpy(model(batch(layer.inner), training=True))
     for generator in [layer.dropout.seed_generator] if layer.rate else []:
         generator.state.assign([0, 11])
     model.compile(keras.optimizers.SGD(1e4), "mse", **EXECUTIONS[execution])
-    model.train_on_batch(batch(), normal(B, N, D, seed=4))
+    model.train_on_batch(batch(layer.inner), normal(B, N, D, seed=4))
     return out, [to_numpy(w.value) - old for w, old in zip(model.trainable_variables, before, strict=True)]
 
 
