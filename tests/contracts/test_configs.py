@@ -214,10 +214,10 @@ def test_flops_are_those_of_the_formulas(name):
     n, d = loaded.data.sequence_length, model.width
     for mixer in model.mixers:
         assert mixer.flops(n) == n * forward_flops(mixer, n)
-    hidden = {"mlp": 2 * 4 * d, "glu": 3 * round(8 * d / 3)}
-    if model.feedforward and "hidden" in model.feedforward:
-        hidden["glu"] = 3 * model.feedforward["hidden"]
-    feedforward = 2 * d * hidden[model.feedforward["type"]] if model.feedforward else 0
+    feedforward = 0
+    if model.feedforward:
+        matrices, hidden = {"mlp": (2, 4 * d), "glu": (3, round(8 * d / 3))}[model.feedforward["type"]]
+        feedforward = 2 * d * matrices * model.feedforward.get("hidden", hidden)
     head = 2 * d * model.vocabulary_size * build.predicted(loaded) / n
     head += 2 * d * d * model.head_projection
     total = sum(forward_flops(mixer, n) for mixer in model.mixers) + model.depth * feedforward + head
