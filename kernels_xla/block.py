@@ -11,9 +11,9 @@ from keras import ops
 
 from kernels_xla.chunking import fold, unfold
 from kernels_xla.masks import documents, keep, pairs
-from kernels_xla.softmax import softmax_attention, softmax_attention_reference
+from kernels_xla.softmax import attend, softmax_attention_reference
 from kernels_xla.spec import KernelSpec, Stream, Tensor
-from kernels_xla.streaming import leave_grid, on_grid, rows, runtime_zero
+from kernels_xla.streaming import append, emptied, filled, leave_grid, on_grid, rows, runtime_zero, when_full, window
 
 
 def block_attention(
@@ -66,12 +66,16 @@ def _as_rows(x):
 
 def _attend(q, k, v, ids, causal, weights, offset):
     """Each row by itself: q, k `[b, c, h, s]`, v `[b, c, h, e]`, ids `[b, c]` or None -> `[b, c, h, e]`."""
-    if weights == "softmax":
-        return softmax_attention(q, k, v, causal=causal, segment_ids=ids, offset=offset)
     at = ops.arange(ops.shape(q)[1], dtype="int32") + offset
-    seen = pairs(ids, ids, at, at, causal)
-    seen = seen if seen is None or len(seen.shape) == 2 else seen[:, None]
     v = v if ids is None else keep(v, (ids > 0)[..., None, None])
+    return _weighted(q, k, v, pairs(ids, ids, at, at, causal), weights)
+
+
+def _weighted(q, k, v, seen, weights):
+    """Of `q [b, i, h, s]`, `k [b, j, h, s]`, `v [b, j, h, e]`, seen `[i, j]` or `[b, i, j]`: `[b, i, h, e]`."""
+    if weights == "softmax":
+        return attend(q, k, v, seen)
+    seen = seen if len(seen.shape) == 2 else seen[:, None]
     scores = ops.einsum("bihs,bjhs->bhij", q * ops.cast(q.shape[-1] ** -0.5, q.dtype), k)
     return ops.einsum("bhij,bjhe->bihe", keep(ops.relu(scores), seen), v)
 
@@ -105,11 +109,25 @@ def initial_state(sizes, case, dtype):
     return {**buffers, "position": ops.zeros((b,), "int32")}
 
 
+def step(state, q, k, v, *, chunk_size, valid=None, weights="softmax"):
+    """One token of each row, `[b, 1, h, .]`: O(c h (s + e)). A block that it fills stays in the state: see `extend`."""
+    position = state["position"]
+    fill = position % chunk_size
+    chunk = {name: append(state[name], x, fill, valid) for name, x in (("k", k), ("v", v))}
+    seen = ops.arange(chunk_size, dtype="int32") <= fill[:, None]  # [b, c]
+    out = _weighted(q, *(ops.cast(x, v.dtype) for x in chunk.values()), seen[:, None], weights)
+    return out, {**chunk, "position": position + (1 if valid is None else valid)}
+
+
 def extend(state, q, k, v, *, chunk_size, valid=None, causal=True, weights="softmax"):
-    """The next k tokens of each row, laid on the row's own grid of blocks behind what its open block has."""
+    """The next k tokens of each row, laid on the row's own grid of blocks; one token reads its open block alone."""
     if not causal:
         raise ValueError("block can be streamed only if causal, got causal=False")
     position, tokens, c = state["position"], ops.shape(v)[1], chunk_size
+    if v.shape[1] == 1:
+        out, after = step(state, q, k, v, chunk_size=c, valid=valid, weights=weights)
+        full = filled(position, after["position"], c)
+        return out, {**after, **dict(zip("kv", when_full(full, emptied, after["k"], after["v"]), strict=True))}
     valid = ops.full_like(position, tokens) if valid is None else valid
     fill = position % c
     grid = {name: on_grid(state[name], new, fill, valid) for name, new in (("k", k), ("v", v))}
@@ -122,8 +140,8 @@ def extend(state, q, k, v, *, chunk_size, valid=None, causal=True, weights="soft
         weights=weights,
         offset=runtime_zero(position),
     )
-    out = rows(out, fill[:, None] + ops.arange(tokens, dtype="int32")[None])
-    return out, {**{name: leave_grid(x, fill + valid, c) for name, x in grid.items()}, "position": position + valid}
+    left = {name: leave_grid(x, fill + valid, c) for name, x in grid.items()}
+    return window(out, fill, tokens), {**left, "position": position + valid}
 
 
 def state_bytes(sizes, case, itemsize):

@@ -7,10 +7,10 @@ Combiner-Axial in row-major order, as in its authors' code. Summaries are the ca
 from keras import ops
 
 from kernels_xla.chunking import fold, unfold
-from kernels_xla.joint import emptied, filled, joint_attention, joint_attention_reference, when_full
+from kernels_xla.joint import joint_attention, joint_attention_reference
 from kernels_xla.masks import documents, pairs
 from kernels_xla.spec import KernelSpec, Stream, Tensor
-from kernels_xla.streaming import append, leave_grid, on_grid, rows
+from kernels_xla.streaming import append, emptied, filled, leave_grid, on_grid, rows, when_full, window
 
 
 def combiner_axial_attention(
@@ -151,7 +151,7 @@ def extend(state, q, k, v, k_sum, v_sum, *, chunk_size, valid=None, causal=True)
     inputs = [rows(q, slots - fill[:, None]), grid["k"], grid["v"], state["k_sum"], state["v_sum"]]
     inputs = [fold(ops.cast(x, v.dtype), c) for x in inputs]
     out = joint_attention(*inputs, pairs(None, None, at, at, True), (chunks < own[..., None])[:, :, None])
-    out = rows(unfold(out, ops.shape(slots)[1]), fill[:, None] + ops.arange(tokens, dtype="int32")[None])
+    out = window(unfold(out, ops.shape(slots)[1]), fill, tokens)
     left = {name: leave_grid(x, fill + valid, c) for name, x in grid.items()}
     return out, {**state, **left, "position": position + valid}
 

@@ -10,10 +10,10 @@ from keras import ops
 
 from kernels_xla import accumulate
 from kernels_xla.chunking import edges, fold, unfold
-from kernels_xla.joint import LOW, emptied, filled, joint_attention, joint_attention_reference, when_full
+from kernels_xla.joint import LOW, joint_attention, joint_attention_reference
 from kernels_xla.masks import documents, keep, pairs
 from kernels_xla.spec import KernelSpec, Stream, Tensor
-from kernels_xla.streaming import append, leave_grid, on_grid, rows
+from kernels_xla.streaming import append, emptied, filled, leave_grid, on_grid, rows, when_full, window
 
 
 def combiner_fixed_attention(
@@ -175,7 +175,7 @@ def extend(state, q, k, v, *, chunk_size, valid=None, causal=True):
     far = chunks < (own[:, None] + slots[:, ::c] // c)[..., None]  # [b, g, m]
     far_kv = [ops.cast(x, v.dtype) for x in sums.values()]
     out = joint_attention(q, k, v, *far_kv, pairs(None, None, at, at, True), far[:, :, None])
-    out = rows(unfold(out, ops.shape(slots)[1]), fill[:, None] + ops.arange(tokens, dtype="int32")[None])
+    out = window(unfold(out, ops.shape(slots)[1]), fill, tokens)
     left = {name: leave_grid(x, until, c) for name, x in grid.items()}
     left["pooled"] = ops.cast(
         keep(rows(pooled, (until // c)[:, None])[:, 0], (until % c > 0)[:, None, None]), state["pooled"].dtype

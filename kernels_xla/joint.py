@@ -3,8 +3,6 @@
 Source: Ren et al., "Combiner: Full Attention Transformer with Sparse Computation Cost", arXiv:2107.05768.
 """
 
-from collections.abc import Callable
-
 from keras import ops
 
 from kernels_xla import accumulate
@@ -15,7 +13,7 @@ LOW = -1e30  # below every score, and what exp makes 0 of
 
 
 def joint_attention(
-    q: Tensor, k: Tensor, v: Tensor, far_k: Tensor, far_v: Tensor, seen: Tensor | None, far_seen: Tensor
+    q: Tensor, k: Tensor, v: Tensor, far_k: Tensor, far_v: Tensor, seen: Tensor, far_seen: Tensor
 ) -> Tensor:
     """Softmax attention of each query to the keys of its chunk and to summaries, whose weights have one sum.
 
@@ -25,7 +23,7 @@ def joint_attention(
       v: Their values, `[b, g, j, h, e]`.
       far_k: Keys of the summaries: `[b, m, h, s]`, or `[b, m, i, h, s]` where each query has its own.
       far_v: Their values, with as many axes.
-      seen: Which tokens a query sees, `[i, j]` or `[b, g, i, j]`; None for all.
+      seen: Which tokens a query sees, `[i, j]` or `[b, g, i, j]`.
       far_seen: Which summaries, of the rank of `[b, g, i, m]`, to which it is broadcast.
 
     Returns:
@@ -38,9 +36,9 @@ def joint_attention(
     q = q * ops.cast(q.shape[-1] ** -0.5, q.dtype)
     near = accumulate.einsum("bgihs,bgjhs->bghij", q, k)
     far = accumulate.einsum(f"bgihs,bm{column}hs->bghim", q, far_k)
-    seen = seen if seen is None or len(seen.shape) == 2 else ops.expand_dims(seen, 2)
+    seen = seen if len(seen.shape) == 2 else ops.expand_dims(seen, 2)
     far_seen = ops.expand_dims(far_seen, 2)
-    masked = [near if seen is None else ops.where(seen, near, LOW), ops.where(far_seen, far, LOW)]
+    masked = [ops.where(seen, near, LOW), ops.where(far_seen, far, LOW)]
     weights, c = ops.softmax(ops.concatenate(masked, axis=-1), axis=-1), k.shape[2]
     near = ops.cast(keep(weights[..., :c], seen), v.dtype)
     far = ops.cast(keep(weights[..., c:], far_seen), v.dtype)
@@ -57,23 +55,3 @@ def joint_attention_reference(q, k, v, far_k, far_v, seen, far_seen):
     total = ops.sum(weights, axis=-1, keepdims=True)
     weights = weights / ops.where(total > 0, total, ops.ones_like(total))
     return ops.einsum("bhij,bjhe->bihe", weights, ops.concatenate([v, far_v], axis=1))
-
-
-def filled(before: Tensor, after: Tensor, c: int) -> Tensor:
-    """Whether a token that came filled its row's open chunk: positions before and after it, int32 `[b]` -> bool."""
-    return ops.logical_and(after % c == 0, after > before)
-
-
-def when_full(full: Tensor, close: Callable, *kept: Tensor) -> tuple:
-    """`close(full, *kept)` if the chunk of any row is full, which one step in c finds, and else `kept` as it is.
-
-    A loop of one pass or none, because XLA rewrites in place what a loop carries.
-    """
-    body = lambda full, *kept: (ops.zeros_like(full), *close(full, *kept))  # noqa: E731
-    return ops.while_loop(lambda full, *kept: ops.any(full), body, (full, *kept))[1:]
-
-
-def emptied(full: Tensor, *buffers: Tensor) -> tuple:
-    """Open chunks `[b, c, ...]`, those of the rows that are `full` with zeros for tokens."""
-    left = ops.logical_not(full)
-    return tuple(keep(x, ops.reshape(left, (-1, *[1] * (len(x.shape) - 1)))) for x in buffers)

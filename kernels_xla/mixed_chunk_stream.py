@@ -11,7 +11,7 @@ from kernels_xla.accumulate import sum_dtype
 from kernels_xla.chunking import fold, sum_of_earlier, unfold
 from kernels_xla.masks import keep, pairs
 from kernels_xla.mixed_chunk_local import factors, local, with_previous
-from kernels_xla.streaming import bias_by_distance, leave_grid, like, on_grid, put, rows, runtime_zero
+from kernels_xla.streaming import bias_by_distance, leave_grid, like, on_grid, put, rows, runtime_zero, window
 
 FEW = 8  # rows; of larger batches, at most one in FEW closing a chunk close one by one, and sums are not cut in parts
 PARTS = 16  # into which the sums of few rows are cut, to be made side by side
@@ -248,7 +248,7 @@ def _extend_by_chunks(state, q_quad, q_lin, new, a, b, valid, scale, c):
     near = None if q1 is None else _near(state, q1, fold(laid, c), a, b, scale)
     far, kept = (None, {}) if q2 is None else _far(state, q2, fold(laid, c), fill, valid)
     out = near if far is None else far if near is None else near + far
-    out = rows(unfold(out, ops.shape(laid)[1]), fill[:, None] + ops.arange(tokens, dtype="int32")[None])
+    out = window(unfold(out, ops.shape(laid)[1]), fill, tokens)
     return out, {**kept, **_left(state, laid, fill + valid, c), "position": position + valid}
 
 
@@ -280,6 +280,5 @@ def _left(state, laid, filled, c):
     chunk = leave_grid(laid, filled, c)
     if "closed" not in state:
         return {"open": chunk}
-    at = (filled - filled % c)[:, None] + ops.arange(c, dtype="int32")[None]
-    before = rows(ops.concatenate([state["open"][:, :c], laid], axis=1), at)
+    before = window(ops.concatenate([state["open"][:, :c], laid], axis=1), filled - filled % c, c)
     return {"open": ops.concatenate([before, chunk], axis=1), "closed": state["closed"] + filled // c}

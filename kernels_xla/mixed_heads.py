@@ -7,15 +7,14 @@ FLASH's with softmax for squared ReLU, is ours.
 
 from keras import ops
 
-from kernels_xla import accumulate, block, recurrence, softmax
+from kernels_xla import accumulate, block, recurrence
 from kernels_xla.block import block_attention, block_attention_reference
 from kernels_xla.chunking import fold, sum_of_earlier, unfold
-from kernels_xla.joint import emptied, filled, when_full
 from kernels_xla.linear import across_chunks, linear_attention
 from kernels_xla.masks import documents, keep
 from kernels_xla.recurrence import of_heads
 from kernels_xla.spec import KernelSpec, Stream, Tensor
-from kernels_xla.streaming import append, leave_grid, on_grid, rows
+from kernels_xla.streaming import append, emptied, filled, leave_grid, on_grid, rows, when_full, window
 
 
 def mixed_heads_attention(
@@ -29,7 +28,6 @@ def mixed_heads_attention(
     causal: bool = False,
     padding_mask: Tensor | None = None,
     segment_ids: Tensor | None = None,
-    offset: int | Tensor = 0,
 ) -> Tensor:
     """Adds softmax attention within each chunk to linear attention over chunks, for each head.
 
@@ -53,7 +51,6 @@ def mixed_heads_attention(
       padding_mask: `[b, n]`, True at real tokens.
       segment_ids: `[b, n]`, 0 at padding, each document one run. One that starts on a multiple of c gets, if causal,
         exactly what it gets alone.
-      offset: As in `softmax_attention`.
 
     Returns:
       `[b, n, h, e]`, in the dtype of `v`; 0 at padding.
@@ -66,7 +63,7 @@ def mixed_heads_attention(
       chunks too.
     """
     masks = {"padding_mask": padding_mask, "segment_ids": segment_ids}
-    near = block_attention(q, k, v, chunk_size=chunk_size, causal=causal, offset=offset, **masks)
+    near = block_attention(q, k, v, chunk_size=chunk_size, causal=causal, **masks)
     n, ids = ops.shape(v)[1], documents(padding_mask, segment_ids)
     real = ops.ones(ops.shape(v)[:2], "float32") if ids is None else ops.cast(ids > 0, "float32")
     one = of_heads(real)  # [b, n, 1, 1]: its sum over the tokens seen is their number
@@ -135,17 +132,15 @@ def extend(state, q, k, v, q_lin, k_lin, *, chunk_size, valid=None, causal=True)
     queries = _shared(fold(rows(q_lin, slots - fill[:, None]), c), counts[..., None, None, None])
     before = ops.cast(state["sum"][:, None] + sum_of_earlier(sums), v.dtype)
     far = unfold(ops.einsum("bgihs,bghse->bgihe", queries, before), ops.shape(slots)[1])
-    far = rows(far, fill[:, None] + ops.arange(tokens, dtype="int32")[None])
     closed = slots[:, ::c] // c < (until // c)[:, None]  # [b, g]
     total = state["sum"] + ops.sum(keep(sums, closed[..., None, None, None]), axis=1)
-    return near + far, {**inside, "k_lin": leave_grid(laid, until, c), "sum": total}
+    return near + window(far, fill, tokens), {**inside, "k_lin": leave_grid(laid, until, c), "sum": total}
 
 
 def _step(state, q, k, v, q_lin, k_lin, c, valid):
     position, total = state["position"], state["sum"]
     fill = position % c
-    inside = {"k": state["k"], "v": state["v"], "position": fill}
-    near, inside = softmax.extend(inside, q, k, v, valid=valid)
+    near, inside = block.step(state, q, k, v, chunk_size=c, valid=valid)
     keys = append(state["k_lin"], k_lin, fill, valid)
     counts = ops.cast(position - fill, total.dtype)[:, None, None, None]
     out = near + recurrence.read(total, _shared(q_lin, counts), v.dtype)
@@ -154,9 +149,9 @@ def _step(state, q, k, v, q_lin, k_lin, c, valid):
         new = accumulate.einsum("bjhs,bjhe->bhse", k_lin, v)
         return total + keep(new, full[:, None, None, None]), *emptied(full, k, v, k_lin)
 
-    after = position + (1 if valid is None else valid)
-    kept = when_full(filled(position, after, c), close, total, inside["k"], inside["v"], keys)
-    return out, {**dict(zip(("sum", "k", "v", "k_lin"), kept, strict=True)), "position": after}
+    full = filled(position, inside["position"], c)
+    kept = when_full(full, close, total, inside["k"], inside["v"], keys)
+    return out, {**inside, **dict(zip(("sum", "k", "v", "k_lin"), kept, strict=True))}
 
 
 def state_bytes(sizes, case, itemsize):

@@ -1,5 +1,7 @@
 """What streams share: buffers that rows fill at different pace, and the relative bias of one query a row."""
 
+from collections.abc import Callable
+
 from keras import ops
 
 from kernels_xla.masks import keep
@@ -52,6 +54,11 @@ def rows(x: Tensor, index: Tensor) -> Tensor:
     return ops.take_along_axis(x, like(index, x), axis=1)
 
 
+def window(x: Tensor, start: Tensor, length: int) -> Tensor:
+    """`length` tokens of each row from `start[b]` on: `[b, n, ...]` and int32 `[b]` -> `[b, length, ...]`."""
+    return rows(x, start[:, None] + ops.arange(length, dtype="int32"))
+
+
 def on_grid(buffer: Tensor, new: Tensor, fill: Tensor, valid: Tensor) -> Tensor:
     """Lays each row's open chunk and its new tokens on the row's own grid of chunks.
 
@@ -74,9 +81,28 @@ def on_grid(buffer: Tensor, new: Tensor, fill: Tensor, valid: Tensor) -> Tensor:
 
 def leave_grid(grid: Tensor, filled: Tensor, c: int) -> Tensor:
     """The chunk that is open after `filled[b]` slots of what `on_grid` gave: `[b, m, ...]` -> `[b, c, ...]`."""
-    at = ops.arange(c, dtype="int32")[None]
-    left = rows(grid, (filled - filled % c)[:, None] + at)
-    return keep(left, like(at < (filled % c)[:, None], left))
+    left = window(grid, filled - filled % c, c)
+    return keep(left, like(ops.arange(c, dtype="int32") < (filled % c)[:, None], left))
+
+
+def filled(before: Tensor, after: Tensor, c: int) -> Tensor:
+    """Whether a token that came filled its row's open chunk: positions before and after it, int32 `[b]` -> bool."""
+    return ops.logical_and(after % c == 0, after > before)
+
+
+def when_full(full: Tensor, close: Callable, *kept: Tensor) -> tuple:
+    """`close(full, *kept)` if the chunk of any row is full, which one step in c finds, and else `kept` as it is.
+
+    A loop of one pass or none, because XLA rewrites in place what a loop carries.
+    """
+    body = lambda full, *kept: (ops.zeros_like(full), *close(full, *kept))  # noqa: E731
+    return ops.while_loop(lambda full, *kept: ops.any(full), body, (full, *kept))[1:]
+
+
+def emptied(full: Tensor, *buffers: Tensor) -> tuple:
+    """Open chunks `[b, c, ...]`, those of the rows that are `full` with zeros for tokens."""
+    left = ops.logical_not(full)
+    return tuple(keep(x, like(left, x)) for x in buffers)
 
 
 def like(index: Tensor, x: Tensor) -> Tensor:

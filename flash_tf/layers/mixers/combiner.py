@@ -9,10 +9,9 @@ from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero, token_positions
 from flash_tf.layers.streaming import check_capacity, check_streams, next_positions
 from kernels_xla import block, combiner_axial, combiner_fixed
-from kernels_xla.joint import emptied, filled, when_full
 from kernels_xla.masks import keep
 from kernels_xla.rotary import rotary
-from kernels_xla.streaming import append, leave_grid, on_grid, rows
+from kernels_xla.streaming import append, emptied, filled, leave_grid, on_grid, when_full, window
 
 OPEN = ("q", "x", "positions")  # what axial summaries are made of, besides keys and values: kept of the open chunk
 SUMS = ("k_sum", "v_sum")
@@ -203,8 +202,7 @@ class Combiner(LinearMixer):
         made = self._of_chunks(grid, slots < until[:, None])
         made = {name: keep(x, (slots < (until // c * c)[:, None])[..., None, None]) for name, x in made.items()}
         state = {**state, **{n: append(state[n], x[:, :c], position - fill, fill) for n, x in made.items()}}
-        arrived = fill[:, None] + ops.arange(tokens, dtype="int32")[None]
-        sums = {name: rows(x, arrived) for name, x in made.items()}
+        sums = {name: window(x, fill, tokens) for name, x in made.items()}
         out, state = self.spec.stream.extend(state, **inputs, **sums, **self.case, valid=valid)
         return out, {**state, **{name: leave_grid(grid[name], until, c) for name in OPEN}}
 
