@@ -88,7 +88,6 @@ class _Learner:
         per_step = (rows[-1]["seconds"] - rows[half]["seconds"]) / (len(rows) - 1 - half)
         return {
             "artifact": Path(self._path).name,
-            "model": self._artifact.config["model"]["mixer"]["type"],
             "task": self._artifact.config["model"]["type"],
             "n": program.tokens // program.batch_size,
             "tokens_per_step": program.tokens,

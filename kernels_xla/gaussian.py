@@ -30,7 +30,8 @@ def gaussian_attention(
       O(n^2 h (s + e)) multiply-adds, O(n^2 h) memory.
 
     Precision:
-      Weights in float32; they enter their product with `v` in its dtype.
+      Weights in float32; they enter their product with `v` in its dtype. Distances are |q|^2 + |k|^2 - 2 q . k, so that
+      an offset common to queries and keys, large against their distances, costs digits.
     """
     ids = documents(padding_mask, segment_ids)
     there = None if ids is None else ids > 0

@@ -36,7 +36,8 @@ def gaussian_landmark_attention(
       O(n t h (s + e) + t^3 h) multiply-adds, O(n t h) memory: linear in n.
 
     Precision:
-      Kernels, the inverse and what it multiplies in float32; products over tokens in the dtype of `v`.
+      Kernels, the inverse and what it multiplies in float32; products over tokens in the dtype of `v`. Distances as in
+      `gaussian_attention`.
     """
     q, k, v = (real(x, padding_mask) for x in (q, k, v))
     count = ops.maximum(numbers(v, padding_mask)[1], 1)[:, None]
