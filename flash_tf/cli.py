@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import os
+import signal
 import sys
 import tempfile
 import traceback
@@ -17,6 +18,9 @@ def main(arguments: list[str] | None = None) -> int:
     with _LibraryLog(f"{tempfile.gettempdir()}/flash-tf-{os.getuid()}.log") as log:
         try:
             args.run(args, log)
+            sys.stdout.flush()
+        except BrokenPipeError:  # whoever reads what we print, as `head`, has seen enough
+            return 128 + signal.SIGPIPE
         except Exception as error:
             traceback.print_exc()  # into the log
             status, line = _explain(error, log.path)
@@ -30,9 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def program() -> None:
     """`main` as the console script: ends the process at once, before TensorFlow's farewell reaches the terminal."""
-    status = main()
-    sys.stdout.flush()
-    os._exit(status)
+    os._exit(main())
 
 
 def _explain(error: Exception, log: str) -> tuple[int, str]:

@@ -1,11 +1,17 @@
 """The list of systems: every one that the papers have, and what is said of it."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from flash_tf import cli, config, systems
 
+ROOT = Path(__file__).parents[1]
 NAMES = {
     *("transformer", "transformer_plus", "transformer_plus_plus", "flash_quad", "flash", "performer"),
     *("performer_matmul", "combiner_axial", "combiner_fixed", "mc_tfm_pp", "local_only", "global_only"),
@@ -46,3 +52,12 @@ def test_the_command_prints_one_object_and_a_table(capsys):
     keys = ["name", "config", "paper", "causal", "state", "complexity"]
     assert [list(one) for one in listed["systems"]] == [keys] * len(listed["systems"])
     assert {"mixers", "models", "configs"} <= listed.keys()
+
+
+def test_a_reader_that_has_seen_enough_ends_the_command_without_a_word(tmp_path):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as out, open(tmp_path / "errors", "wb+") as errors:
+        done = subprocess.run([sys.executable, "-m", "flash_tf.cli", "list"], stdout=out, stderr=errors, cwd=ROOT)
+        errors.seek(0)
+        assert (done.returncode, errors.read()) == (128 + signal.SIGPIPE, b"")
