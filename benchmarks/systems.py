@@ -79,7 +79,10 @@ def _sized(name, n, tokens):
 
 def as_text(rows: list[dict], learned: list[dict]) -> str:
     """The rows as tables in Markdown, causal models first."""
-    perplexity = {row["artifact"]: row["validation_perplexity"] for row in learned}  # the last of an artifact counts
+    perplexity = {}  # of the best learning rate
+    for row in learned:
+        name, found = row["artifact"], row["validation_perplexity"]
+        perplexity[name] = min(found, perplexity.get(name, found))
     tables = []
     for folder in dict.fromkeys(row["config"].partition("/")[0] for row in rows):
         own = [row for row in rows if row["config"].startswith(f"{folder}/")]
