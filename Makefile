@@ -10,7 +10,7 @@ LARGEST := tests/contracts/test_kernels.py tests/contracts/test_mixers.py
 ON_JAX := tests/contracts/test_models.py tests/contracts/test_streams.py tests/test_cross_entropy.py \
 	tests/generation/test_decoding.py tests/generation/test_samplers.py tests/test_linear_forms.py \
 	tests/test_linear_layers.py
-SENTENCE := if not <mask>(x, str): raise TypeError
+SENTENCE := for i in <mask>(10):
 
 .PHONY: help quickstart test tpu-check clean
 
@@ -27,7 +27,7 @@ quickstart: $(VENV)/.installed
 	@echo; echo "\$$ flash-tf fill-mask $(RUN) \"$(SENTENCE)\""
 	@$(BIN)/flash-tf fill-mask $(RUN) "$(SENTENCE)"
 	@echo; echo "Next, after . $(BIN)/activate:"
-	@echo "  flash-tf fill-mask $(RUN) 'for i in <mask>(10):'    # another one"
+	@echo "  flash-tf fill-mask $(RUN) 'if not <mask>(x, str): raise TypeError'"
 	@echo "  flash-tf describe mlm_c4/flash                        # the paper's model: parameters, FLOPs, memory"
 	@echo "  flash-tf train quickstart --model-dir runs/quad --set 'model.mixer={type: quadratic, key_dim: 64}'"
 	@echo "  tensorboard --logdir runs                             # the curves"

@@ -6,15 +6,18 @@ from typing import Any
 import yaml
 
 
-def merge(base: Mapping, values: Mapping) -> dict:
+def merge(base: Mapping, values: Mapping, depth: int = 0) -> dict:
     """`values` over `base`: key by key where both have a mapping, else the value.
 
-    A mapping with a `type` of its own replaces the other: options of one part are not those of another.
+    A part of a section, as a mixer, with a `type` of its own replaces the other: options of one are not another's. A
+    section, as the model, does not: causal models and masked ones have the same.
     """
+    if depth > 1 and "type" in values:
+        return dict(values)
     merged = dict(base)
     for key, value in values.items():
         both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = merge(merged[key], value) if both and "type" not in value else value
+        merged[key] = merge(merged[key], value, depth + 1) if both else value
     return merged
 
 

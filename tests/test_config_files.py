@@ -3,6 +3,8 @@
 import pytest
 
 from flash_tf import config, mappings
+from flash_tf.models.causal_lm import CausalLM
+from flash_tf.training import build
 
 
 def written(tmp_path, name, text):
@@ -21,6 +23,14 @@ def test_a_config_with_a_base_is_the_base_but_for_what_it_says(tmp_path):
 def test_a_part_with_a_type_of_its_own_takes_no_option_of_the_bases(tmp_path):
     path = written(tmp_path, "quad", "base: wikitext2_lm/flash\nmodel: {mixer: {type: quadratic, key_dim: 8}}\n")
     assert config.load(path).model["mixer"] == {"type": "quadratic", "key_dim": 8}
+
+
+def test_a_section_with_a_type_of_its_own_keeps_the_options_of_the_bases(tmp_path):
+    path = written(tmp_path, "causal", "base: quickstart\nmodel: {type: causal_lm}\n")
+    base, causal = config.load("quickstart"), config.load(path)
+    changed = mappings.differences(config.to_mapping(base), config.to_mapping(causal))
+    assert changed == [("model.type", "masked_lm", "causal_lm")]
+    assert isinstance(build.make_model(causal), CausalLM)
 
 
 def test_a_base_may_have_a_base_and_the_command_line_comes_last(tmp_path):

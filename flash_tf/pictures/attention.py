@@ -14,6 +14,7 @@ from flash_tf.pictures.inspection import Layer
 
 HEADS = 12  # maps of single heads at most, six a row
 UNSEEN = "#DDDDDD"
+DEAD = "#000000"  # the colour of no part
 LABELS, FEW = 40, 32  # tokens that a map may name; that it names of a longer text
 MAP, MAP_ROW, NEXT_ROW, STRIP_ROW, LINES_ROW = (
     3.25,
@@ -75,6 +76,7 @@ def layer_figure(layer: Layer, named: Window) -> Figure:
     maps = MAP_ROW + NEXT_ROW * (rows - 1)
     height = maps + STRIP_ROW * strips + (0 if alone else LINES_ROW)
     drawn = Figure(figsize=(style.WIDTH, height), dpi=150, facecolor="white")
+    drawn.text(0.1 / style.WIDTH, 1 - 0.15 / height, f"layer {layer.index}", fontsize=9, va="top", fontweight="bold")
     for i, (part, chosen) in enumerate(panels):
         _map(drawn, 1.1 + COLUMN * (i % 2), MAP_ROW * (i // 2) + 0.35, part, chosen)
     if strips:
@@ -120,7 +122,7 @@ def _map(figure, left, top, part, named):
         at, size = range(first, first + len(named.labels)), min(7, 0.9 * 72 * MAP / len(named.labels))
         axes.set_xticks(at, named.labels, rotation=90, fontsize=size)
         axes.set_yticks(at, named.labels, fontsize=size)
-        axes.tick_params(length=0, pad=1)
+        axes.tick_params(length=0, pad=3)
 
 
 def _norm(weights, signed):
@@ -170,7 +172,7 @@ def _row_sums(axes, part):
     axes.set_ylim(bottom=min(0, sums.min()), top=None if sums.any() else 1)
     if silent.any():
         rows = at[silent.any(axis=0)]
-        axes.plot(rows, np.zeros(len(rows)), "x", color=style.COLOURS[1], ms=5, clip_on=False, label="dead")
+        axes.plot(rows, np.zeros(len(rows)), "x", color=DEAD, ms=5, clip_on=False, label="dead")
         axes.legend(fontsize=7, frameon=False, loc="upper right")
     heads = " (mean and range of heads)" if len(sums) > 1 else ""
     axes.set_title(f"{part.name}: row sums{heads}; {silent.mean():.1%} dead", fontsize=9, loc="left")
@@ -191,7 +193,7 @@ def _share_axis(axes):
     axes.set_ylim(0, 1)
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.set_title("share of the output", fontsize=9, loc="left")
-    axes.legend(fontsize=7, frameon=False, ncols=2, loc="lower right", bbox_to_anchor=(1, 0.98), borderpad=0)
+    axes.legend(fontsize=7, frameon=False, ncols=2, loc="lower right", bbox_to_anchor=(1, 1), borderpad=0.2)
 
 
 def overview(summaries: Sequence[dict], row_sums: Sequence[np.ndarray]) -> Figure:
@@ -214,7 +216,7 @@ def overview(summaries: Sequence[dict], row_sums: Sequence[np.ndarray]) -> Figur
     _row_sums_of_layers(sums, layers, row_sums)
     sums.set_title(f"{parts[0]}: row sums, median and 10 to 90%", fontsize=9, loc="left")
     shares = [one["parts"][parts[0]]["dead_rows"] for one in summaries]
-    dead.bar(layers, shares, color=style.COLOURS[1])
+    dead.bar(layers, shares, color=DEAD)
     dead.set_ylim(0, max(0.05, dead.get_ylim()[1]))
     dead.yaxis.set_major_formatter(PercentFormatter(1))
     dead.set_title(f"{parts[0]}: dead rows", fontsize=9, loc="left")
@@ -238,7 +240,7 @@ def _row_sums_of_layers(axes, layers, row_sums):
     else:
         axes.set_ylim(bottom=0, top=None if alive.any() else 1)
     if not alive.all():
-        look = {"color": style.COLOURS[1], "ms": 7, "mew": 2, "clip_on": False}
+        look = {"color": DEAD, "ms": 7, "mew": 2, "clip_on": False}
         axes.plot(at[~alive], np.zeros(sum(~alive)), "x", **look, transform=axes.get_xaxis_transform())
 
 
