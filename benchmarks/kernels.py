@@ -34,6 +34,7 @@ OF_MANY_HEADS = (
     "hashed",
     "linear",
     "long_short",
+    "long_short_causal",
     "mixed_heads",
     "nystrom",
     "projected",

@@ -24,7 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Measures what the file lacks, and prints the table."""
     args = _parser().parse_args(arguments)
     before = json.loads(Path(args.json).read_text())["rows"] if args.json and Path(args.json).exists() else []
-    learned = json.loads(Path(args.learning).read_text())["rows"] if args.learning else []
+    learned = [row for file in args.learning for row in json.loads(Path(file).read_text())["rows"]]
     if other := next((row for row in before if row["tokens"] != args.tokens), None):
         raise ValueError(f"{args.json} has rows of {other['tokens']:,} tokens a step, --tokens is {args.tokens:,}")
     with device.libraries_in_log("systems") as console:
@@ -115,7 +115,7 @@ def _parser():
     parser.add_argument("--only", nargs="+", metavar="CONFIG", help="default: every config of a system")
     parser.add_argument("--tokens", type=int, default=4096, help="of a step (default 4,096)")
     parser.add_argument("--steps", type=int, default=10, help="timed, after the warm-up (default 10)")
-    parser.add_argument("--learning", metavar="FILE", help="a result of benchmarks.learning")
+    parser.add_argument("--learning", nargs="+", default=[], metavar="FILE", help="results of benchmarks.learning")
     device.takes_result(parser)
     return parser
 

@@ -194,10 +194,6 @@ def _step(state, q, k, v, c, valid):
     chunk = [append(state[name], x, fill, valid) for name, x in (("k", k), ("v", v))]
     highest = ops.maximum(_reached(state["pooled"], fill > 0), ops.cast(q[:, 0], state["pooled"].dtype))
     pooled = ops.where((after > position)[:, None, None], highest, state["pooled"])
-    near = ops.arange(c, dtype="int32")[None] <= fill[:, None]
-    far = ops.arange(state["k_sum"].shape[1], dtype="int32")[None] < (position // c)[:, None]
-    keys = [ops.cast(x, v.dtype) for x in (*(x[:, None] for x in chunk), state["k_sum"], state["v_sum"])]
-    out = joint_attention(q[:, None], *keys, near[:, None, None], far[:, None, None])
 
     def close(full, k, v, pooled, k_sum, v_sum):
         made = _summaries(pooled[:, None], k[:, None], v[:, None], None)
@@ -206,6 +202,12 @@ def _step(state, q, k, v, c, valid):
         return (*emptied(full, k, v, pooled), k_sum, v_sum)
 
     kept = when_full(filled(position, after, c), close, *chunk, pooled, state["k_sum"], state["v_sum"])
+    # The token reads the cache after it was written, for which XLA would keep a copy of what it was before. What is new
+    # there is the summary of its own chunk, which it does not see.
+    near = ops.arange(c, dtype="int32")[None] <= fill[:, None]
+    far = ops.arange(state["k_sum"].shape[1], dtype="int32")[None] < (position // c)[:, None]
+    keys = [ops.cast(x, v.dtype) for x in (*(x[:, None] for x in chunk), *kept[-2:])]
+    out = joint_attention(q[:, None], *keys, near[:, None, None], far[:, None, None])
     return out[:, 0], {**dict(zip(("k", "v", "pooled", "k_sum", "v_sum"), kept, strict=True)), "position": after}
 
 

@@ -1,6 +1,7 @@
 """Softmax attention to a window of tokens and to a few sums over the whole text, which the text itself weighs.
 
-Source: Zhu et al., "Long-Short Transformer", arXiv:2107.02192, sections 3.1 to 3.3, of masked models.
+Source: Zhu et al., "Long-Short Transformer", arXiv:2107.02192, sections 3.1 to 3.3, of masked models. That of causal
+models is `long_short_causal`.
 """
 
 from keras import ops
@@ -8,6 +9,7 @@ from keras import ops
 from kernels_xla.accumulate import einsum, sum_dtype
 from kernels_xla.chunking import fold, unfold
 from kernels_xla.landmarks import real
+from kernels_xla.masks import keep
 from kernels_xla.softmax import attend
 from kernels_xla.spec import KernelSpec, Tensor
 
@@ -57,23 +59,43 @@ def long_short_attention(
     shape = ops.shape(v)
     there = ops.ones(shape[:2], "bool") if padding_mask is None else padding_mask
     q, k, v = (real(x, padding_mask) for x in (q, k, v))
-    wide = ops.where(there[..., None, None], ops.cast(scores, sum_dtype(scores)), -1e30)
-    share = ops.cast(ops.softmax(wide, axis=1), v.dtype)  # [b, n, h, r]
-    keys = _norm(einsum("bnhr,bnhs->brhs", share, k), k_scale, k_offset)
-    values = _norm(einsum("bnhr,bnhe->brhe", share, v), v_scale, v_offset)
+    whole = (x[:, None] for x in (scores, there, k, v))  # the text is one segment
+    keys, values = sums(*whole, k_scale, k_offset, v_scale, v_offset)  # [b, 1, r, h, s]
     near = [_window(fold(x, chunk_size)) for x in (k, v, ops.cast(there, "int32"))]  # [b, g, 2c, ...]
     g, r = ops.shape(near[0])[1], scores.shape[-1]
-    join = lambda far, near: _flat(ops.concatenate([_copied(ops.cast(far, v.dtype), g), near], axis=2))  # noqa: E731
+    join = lambda far, near: _flat(ops.concatenate([_copied(far, g), near], axis=2))  # noqa: E731
     both = join(keys, near[0]), join(values, near[1])  # [b g, r + 2c, h, s]
     seen = _flat(ops.concatenate([ops.ones((shape[0], g, r), "bool"), near[2] > 0], axis=2))[:, None]
     out = ops.reshape(attend(_flat(fold(q, chunk_size)), *both, seen), (shape[0], g, chunk_size, *shape[2:]))
     return real(unfold(out, shape[1]), padding_mask)
 
 
+def sums(scores: Tensor, seen: Tensor | None, k: Tensor, v: Tensor, *norm: Tensor) -> tuple[Tensor, Tensor]:
+    """The keys and values of the sums of each segment, of those of its tokens that are seen.
+
+    Args:
+      scores: `[b, g, c, h, r]`.
+      seen: Bool `[b, g, c]`, b being 1 where all rows are alike; None for all tokens.
+      k: `[b, g, c, h, s]`.
+      v: `[b, g, c, h, e]`.
+      *norm: `k_scale`, `k_offset`, `v_scale` and `v_offset`, as in `long_short_attention`.
+
+    Returns:
+      `[b, g, r, h, s]` and `[b, g, r, h, e]`, in the dtype of `v`.
+    """
+    seen = None if seen is None else seen[..., None, None]
+    wide = ops.cast(scores, sum_dtype(scores))
+    share = ops.softmax(wide if seen is None else ops.where(seen, wide, -1e30), axis=2)
+    share = ops.cast(keep(share, seen), v.dtype)
+    keys = _norm(einsum("bgjhr,bgjhs->bgrhs", share, k), *norm[:2])
+    values = _norm(einsum("bgjhr,bgjhe->bgrhe", share, v), *norm[2:])
+    return ops.cast(keys, v.dtype), ops.cast(values, v.dtype)
+
+
 def _norm(x, scale, offset):
-    """Layer norm of `[b, r, h, s]` over heads and their channels."""
-    mean = ops.mean(x, axis=(2, 3), keepdims=True)
-    variance = ops.mean(ops.square(x - mean), axis=(2, 3), keepdims=True)
+    """Layer norm of `[b, g, r, h, s]` over heads and their channels."""
+    mean = ops.mean(x, axis=(3, 4), keepdims=True)
+    variance = ops.mean(ops.square(x - mean), axis=(3, 4), keepdims=True)
     return (x - mean) * ops.rsqrt(variance + EPSILON) * ops.cast(scale, x.dtype) + ops.cast(offset, x.dtype)
 
 
@@ -87,8 +109,8 @@ def _window(x):
 
 
 def _copied(x, g):
-    """`[b, r, ...]` -> `[b, g, r, ...]`."""
-    return ops.broadcast_to(x[:, None], (ops.shape(x)[0], g, *ops.shape(x)[1:]))
+    """`[b, 1, r, ...]` -> `[b, g, r, ...]`."""
+    return ops.broadcast_to(x, (ops.shape(x)[0], g, *ops.shape(x)[2:]))
 
 
 def _flat(x):

@@ -36,6 +36,14 @@ def mixed_chunk(mixer, n):
     return projections + {"both": near + across, "local": near, "global": across}[mixer.parts]
 
 
+def weighted_chunks(mixer, n):
+    """FLASH, and of all pairs of chunks a score, and a matrix that is added under it."""
+    projections, pair = _gated_unit(mixer)
+    matrix = mixer.key_dim * mixer.expansion * mixer.width
+    among_chunks = half(mixer) * 2 * n / mixer.chunk_size**2 * (mixer.key_dim + matrix)
+    return projections + half(mixer) * mixer.chunk_size * pair + 4 * matrix + among_chunks
+
+
 def combiner(mixer, n):
     d, c = mixer.width, mixer.chunk_size
     others = half(mixer) * 4 * (n / c - 1) * d  # summaries of other chunks, and the pairs inside the own
@@ -109,8 +117,12 @@ def bigbird(mixer, n):
 
 def transformer_ls(mixer, n):
     """Windows, sums of keys and values, attention to them, and what weighs them."""
-    d, r = mixer.width, mixer.landmarks
-    return 8 * d**2 + 8 * mixer.chunk_size * d + 8 * r * d + 2 * d * mixer.heads * r
+    d, c, r = mixer.width, mixer.chunk_size, mixer.landmarks
+    made = 8 * d**2 + 4 * r * d + 2 * d * mixer.heads * r
+    if not mixer.causal:
+        return made + 4 * (2 * c + r) * d
+    before = 1 - c / n  # of tokens: the first segment has none before it
+    return made + 4 * (c / 2 + before * c + (n / c - 1) / 2 * r) * d
 
 
 def _states(weights, keys, values, heads):

@@ -106,3 +106,5 @@ FAINT = {"summary_in/kernel": 0.03}
 # Mamba's layers start with a hundredth from states and the rest from D x: this is what sets the pace of states.
 FAINT |= {name: 0.03 for name in ("log_decay_rate", "mixer/log_decay_rate", "step_bias", "mixer/step_bias")}
 FAINT["step_projection/kernel"] = 0.01
+# The heads that weigh chunks read means of chunks as well, and act on a softmax over few.
+FAINT |= {f"offset_scale/gamma_sum_{head}": 0.1 for head in "qk"}

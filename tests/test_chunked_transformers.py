@@ -1,4 +1,4 @@
-"""Combiner and MC-TFM++ against their papers, written down here once more, and against wrong input."""
+"""Combiner, MC-TFM++ and causal Transformer-LS against their papers, written down here once more, and wrong input."""
 
 import math
 
@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 from keras import ops
 
-from flash_tf.layers import Combiner, MixedChunkSelfAttention
+from flash_tf import config
+from flash_tf.layers import Combiner, MixedChunkSelfAttention, TransformerLS
+from flash_tf.training import build
+from kernels_xla.long_short_causal import long_short_causal_attention
 from tests.backends import to_numpy
 from tests.contracts.test_mixers import B, D, N, built, normal, outputs
 from tests.numerics import FLOAT32, relative_error
@@ -79,7 +82,7 @@ def test_a_causal_combiner_without_rotary_is_its_authors_on_whole_chunks(summari
     assert relative_error(outputs(layer, x), dense(layer.out_projection, out.reshape(B, n, D))) < FLOAT32
 
 
-@pytest.mark.parametrize("cls", [Combiner, MixedChunkSelfAttention])
+@pytest.mark.parametrize("cls", [Combiner, MixedChunkSelfAttention, TransformerLS])
 def test_a_text_of_one_chunk_is_self_attention(cls):
     layer = built(cls, {"heads": H, "chunk_size": 40, "causal": True})
     x = normal(B, N, D)
@@ -99,6 +102,32 @@ def test_both_combiners_keep_summaries_and_the_fixed_one_few():
     assert kept("fixed", 100 * C) - kept("fixed", 50 * C) == 50 * 2 * D * 2  # and a chunk
 
 
+def test_a_causal_transformer_ls_keeps_two_segments_and_a_few_sums_of_each():
+    r = 3
+    layer = built(TransformerLS, {"heads": H, "chunk_size": C, "causal": True, "landmarks": r})
+    sums = r * 2 * D
+    assert layer.state_bytes(100 * C, 2) - layer.state_bytes(50 * C, 2) == 50 * sums * 2
+    assert layer.state_bytes(C, 2) == (2 * C * 2 * D + C * H * r + sums) * 2 + 4  # with what makes the sums
+
+
+def test_a_causal_transformer_ls_reads_a_token_of_two_segments_before_through_its_sums_alone():
+    layer, x = built(TransformerLS, {"heads": H, "chunk_size": C, "causal": True, "landmarks": 1}), normal(1, 4 * C, D)
+    inputs, _ = layer.enter(ops.convert_to_tensor(x), None)
+    inputs = {name: to_numpy(part).astype("float32") for name, part in inputs.items()}
+    inputs["scores"][:, 1] = -1e9  # so that no sum has the second token
+    other = {**inputs, "v": inputs["v"] + (np.arange(4 * C) == 1)[:, None, None].astype("float32")}
+    before, after = (to_numpy(long_short_causal_attention(**part, chunk_size=C)) for part in (inputs, other))
+    changed = (before != after).any(axis=(0, 2, 3))
+    assert changed.tolist() == [1 <= i < 2 * C for i in range(4 * C)]
+
+
+def test_packed_documents_are_for_a_causal_transformer_ls():
+    packed = ["data.packing=documents"]
+    assert build.with_masking(config.load("wikitext2_lm/transformer_ls", packed)).data.packing == "documents"
+    with pytest.raises(ValueError, match="'transformer_ls' reads a row as one text: .* got documents"):
+        build.with_masking(config.load("wikitext2_mlm/transformer_ls", packed))
+
+
 @pytest.mark.parametrize(("make", "said"), [
     (lambda: Combiner(heads=0), "Combiner needs heads >= 1, got 0"),
     (lambda: Combiner(chunk_size=0), "Combiner needs chunk_size >= 1, got 0"),
@@ -109,6 +138,10 @@ def test_both_combiners_keep_summaries_and_the_fixed_one_few():
      "Combiner cannot stream: it reads later tokens, being not causal"),
     (lambda: built(Combiner, {"heads": H, "causal": True}).initial_state(1),
      "Combiner keeps more for a longer text: it needs capacity, the most tokens of a row, got None"),
+    (lambda: built(TransformerLS, {"heads": H, "causal": True}).initial_state(1),
+     "TransformerLS keeps more for a longer text: it needs capacity, the most tokens of a row, got None"),
+    (lambda: long_short_causal_attention(*[None] * 8, chunk_size=C, causal=False),
+     "long_short_causal is causal by definition, and long_short is not: got causal=False"),
     (lambda: MixedChunkSelfAttention(heads=0), "MixedChunkSelfAttention needs heads >= 1, got 0"),
     (lambda: MixedChunkSelfAttention(chunk_size=-1), "MixedChunkSelfAttention needs chunk_size >= 1, got -1"),
 ])  # fmt: skip

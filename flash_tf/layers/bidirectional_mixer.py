@@ -1,4 +1,4 @@
-"""What mixers share that read the whole text and have no causal form."""
+"""What mixers share that read the whole text, unless they have a causal form."""
 
 from keras import ops
 
@@ -9,7 +9,7 @@ class BidirectionalMixer(LinearMixer):
     """A mixer of several heads around a kernel that is not causal: all but what is its own; see `LinearMixer`.
 
     A subclass passes its options to `keep`, under the kernel's names where they are the kernel's, and implements `spec`
-    and `seen`.
+    and `seen`. One that has a kernel for its causal form, too, says so by `never_causal = False`.
     """
 
     never_causal = True
@@ -20,10 +20,10 @@ class BidirectionalMixer(LinearMixer):
         """Keeps the options.
 
         Raises:
-          ValueError: It is to be causal, or a count is below 1.
+          ValueError: It is to be causal and never is, or a count is below 1.
         """
         name = type(self).__name__
-        if causal:
+        if causal and self.never_causal:
             raise ValueError(f"{name} reads the whole text: it needs causal false, got {causal}")
         for option, value in counts.items():
             if value < 1:
@@ -50,7 +50,7 @@ class BidirectionalMixer(LinearMixer):
     def call(self, x, padding_mask=None, segment_ids=None, positions=None, training=None):
         masks = {"padding_mask": padding_mask}
         if segment_ids is not None:
-            if not self.packs:
+            if not (self.packs or self.causal):
                 raise ValueError(
                     f"{type(self).__name__} reads a row as one text: it needs segment_ids None, got packed documents"
                 )

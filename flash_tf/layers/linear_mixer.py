@@ -1,4 +1,4 @@
-"""What mixers share whose state does not grow with the text: a matrix a head, or an open block."""
+"""What mixers share that stand around one kernel, which has all that there is of their state."""
 
 import keras
 from keras import ops
@@ -81,7 +81,7 @@ class LinearMixer(keras.layers.Layer):
         return n * self.projection_flops() + self.spec.flops(self.sizes(n=n), self.case)
 
     def state_bytes(self, n: int, itemsize: int = 2) -> int | None:
-        return None if self.obstacle else self.spec.state_bytes(self.sizes(), self.case, itemsize)
+        return None if self.obstacle else self.spec.state_bytes(self.sizes(n=n), self.case, itemsize)
 
     def compute_output_shape(self, x_shape):
         return x_shape  # known without a trace, which an unknown length would stop on JAX
@@ -95,10 +95,10 @@ class LinearMixer(keras.layers.Layer):
         return None if self.causal else "it reads later tokens, being not causal"
 
     def initial_state(self, batch, capacity=None, dtype=None):
-        """Constant in the text's length, so that `capacity` must be None; sums are float32, whatever the `dtype`."""
+        """What the kernel's stream starts from; `capacity` tokens a row where it `grows`, and else None."""
         check_streams(self, self.obstacle)
         check_capacity(self, capacity)
-        return self.spec.stream.initial_state(self.sizes(batch), self.case, dtype or self.compute_dtype)
+        return self.spec.stream.initial_state(self.sizes(batch, capacity), self.case, dtype or self.compute_dtype)
 
     def extend(self, x, state, positions=None, valid=None, prepared=None):
         """The next tokens of each row; see `flash_tf.layers.mixers`."""

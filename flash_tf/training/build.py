@@ -51,7 +51,8 @@ def _check_mixers(config):
         for option in ("cosine_length", "max_length"):
             if given.get(option) is not None and given[option] < n:
                 raise ValueError(f"a mixer's {option} ({given[option]}) must be at least data.sequence_length ({n})")
-        if config.data.packing == "documents" and not getattr(cls, "packs", True):
+        packs = getattr(cls, "packs", True) or MODELS.get(config.model["type"]).causal
+        if config.data.packing == "documents" and not packs:
             raise ValueError(
                 f"mixer {mixer['type']!r} reads a row as one text: it needs data.packing concatenate, got documents"
             )

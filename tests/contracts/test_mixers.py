@@ -76,7 +76,7 @@ def may_be_causal(options):
 
 
 def packs(mixer):
-    return getattr(mixer, "packs", True)
+    return getattr(mixer, "packs", True) or mixer.causal
 
 
 def is_causal(cls, options):

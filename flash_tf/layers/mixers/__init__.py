@@ -4,8 +4,8 @@ Beside Keras' methods a mixer has: `align`, the multiple at which a packed docum
 `flops(n)`, forward FLOPs over one sequence; `state_bytes(n, itemsize)`, its decode state for one sequence of up to n
 tokens, or None if it cannot decode; `activations(n)`, numbers kept per token for the backward pass, an estimate. All
 but `align` are known once it is built. One that has no form that is not causal says so by `causal_only = True`, one
-that has no causal form by `never_causal = True`, one that refuses packed documents by `packs = False`, and one whose
-output jumps where rounding changes what it chooses by `chooses = True`.
+that has no causal form by `never_causal = True`, one that refuses packed documents where it is not causal by `packs =
+False`, and one whose output jumps where rounding changes what it chooses by `chooses = True`.
 
 A mixer that can decode is the same function of a text that comes a few tokens at a time, row by row at any pace:
 

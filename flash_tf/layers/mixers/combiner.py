@@ -7,7 +7,7 @@ from flash_tf.layers.common import projection
 from flash_tf.layers.linear_mixer import LinearMixer
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero, token_positions
-from flash_tf.layers.streaming import check_capacity, check_streams, next_positions
+from flash_tf.layers.streaming import check_streams, next_positions
 from kernels_xla import block, combiner_axial, combiner_fixed
 from kernels_xla.masks import keep
 from kernels_xla.rotary import rotary
@@ -148,20 +148,17 @@ class Combiner(LinearMixer):
         return 9 * self.width + summaries + 3 * (near * c + n // c) * self.heads  # float32 scores count twice
 
     def state_bytes(self, n: int, itemsize: int = 2) -> int | None:
-        if self.obstacle:
-            return None
-        kept = self.spec.state_bytes(self.sizes(n=n), self.case, itemsize)
-        return kept if self.summaries == "fixed" else kept + self.chunk_size * (2 * self.width * itemsize + 4)
+        kept = super().state_bytes(n, itemsize)
+        if kept is None or self.summaries == "fixed":
+            return kept
+        return kept + self.chunk_size * (2 * self.width * itemsize + 4)
 
     def initial_state(self, batch, capacity=None, dtype=None):
         """Summaries of up to `capacity` tokens a row, and the open chunk; later ones of a row are not kept."""
-        check_streams(self, self.obstacle)
-        check_capacity(self, capacity)
-        dtype = dtype or self.compute_dtype
-        state = self.spec.stream.initial_state(self.sizes(batch, capacity), self.case, dtype)
+        state = super().initial_state(batch, capacity, dtype)
         if self.summaries == "fixed":
             return state
-        c, s = self.chunk_size, self.width // self.heads
+        c, s, dtype = self.chunk_size, self.width // self.heads, dtype or self.compute_dtype
         chunk = {"q": ops.zeros((batch, c, self.heads, s), dtype), "x": ops.zeros((batch, c, self.width), dtype)}
         return {**state, **chunk, "positions": ops.zeros((batch, c), "int32")}
 

@@ -1,27 +1,24 @@
 """FLASH: a gated attention unit whose attention is mixed chunk attention."""
 
 import keras
-from keras import ops
 
-from flash_tf.layers.gated_attention_unit import GatedAttentionUnit
+from flash_tf.layers.chunked_unit import KERNEL, ChunkedUnit
 from flash_tf.layers.mixers import MIXERS
-from flash_tf.layers.streaming import check_capacity, check_streams
 from kernels_xla import mixed_chunk_stream
-from kernels_xla.mixed_chunk import SPEC, mixed_chunk_attention
+from kernels_xla.mixed_chunk import SPEC
 from kernels_xla.mixed_chunk_first import check_first
-from kernels_xla.rotary import rotate, turns
 
-PARTS = {  # and what the kernel calls the heads of each
-    "both": {"quad_q": "q_quad", "quad_k": "k_quad", "lin_q": "q_lin", "lin_k": "k_lin"},
-    "local": {"quad_q": "q_quad", "quad_k": "k_quad"},
-    "global": {"lin_q": "q_lin", "lin_k": "k_lin"},
+PARTS = {
+    "both": ("quad_q", "quad_k", "lin_q", "lin_k"),
+    "local": ("quad_q", "quad_k"),
+    "global": ("lin_q", "lin_k"),
 }
 NOT_INSIDE = (False, "normalized", False, "none")  # options of the attention inside chunks, where there is none
 
 
 @MIXERS.register("mixed_chunk")
 @keras.saving.register_keras_serializable("flash_tf")
-class MixedChunkAttention(GatedAttentionUnit):
+class MixedChunkAttention(ChunkedUnit):
     """The FLASH layer: quadratic attention inside chunks, linear attention across them, one gate.
 
     Source: FLASH (arXiv:2202.10447), section 3.2 and Code 1; see `kernels_xla.mixed_chunk` for the formula.
@@ -64,6 +61,7 @@ class MixedChunkAttention(GatedAttentionUnit):
     """
 
     grows = False
+    spec, stream = SPEC, mixed_chunk_stream
 
     def __init__(
         self,
@@ -80,8 +78,6 @@ class MixedChunkAttention(GatedAttentionUnit):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        if chunk_size < 1:
-            raise ValueError(f"MixedChunkAttention needs chunk_size >= 1, got {chunk_size}")
         self.chunk_size, self.causal, self.key_dim, self.expansion = chunk_size, causal, key_dim, expansion
         self.gated, self.relative_bias, self.scale = gated, relative_bias, scale
         self.parts, self.overlapping, self.first_to_all = parts, overlapping, first_to_all
@@ -94,37 +90,15 @@ class MixedChunkAttention(GatedAttentionUnit):
             raise ValueError(f"MixedChunkAttention: parts 'global' needs {names} = {NOT_INSIDE}, got {given}")
 
     @property
-    def align(self) -> int:
-        """Documents must start at multiples of the chunk."""
-        return self.chunk_size
-
-    @property
     def head_names(self):
-        return tuple(PARTS[self.parts])
+        return PARTS[self.parts]
 
     @property
     def _case(self):
-        absent = PARTS["both"].keys() - PARTS[self.parts].keys()
+        absent = set(PARTS["both"]) - set(PARTS[self.parts])
         options = {"chunk_size": self.chunk_size, "causal": self.causal, "scale": self.scale}
-        return {**options, "overlapping": self.overlapping, **{PARTS["both"][name]: None for name in absent}}
-
-    def _named(self, heads):
-        return {PARTS["both"][name]: head for name, head in heads.items()}
-
-    def _sizes(self, b, n=None):
-        return {"b": b, "n": n, "s": self.key_dim, "e": self.value_width}
-
-    def attend(self, heads, v, a=None, b=None, padding_mask=None, segment_ids=None, offset=0):
-        masks = {"padding_mask": padding_mask, "segment_ids": segment_ids, "offset": offset}
-        options = {**self._case, "first_to_all": self.first_to_all}
-        return mixed_chunk_attention(**self._named(heads), v=v, a=a, b=b, **options, **masks)
-
-    def flops(self, n: int) -> int:
-        case = {**self._case, "first_to_all": self.first_to_all}
-        return self.projection_flops(n) + SPEC.flops(self._sizes(1, n), case)
-
-    def state_bytes(self, n: int, itemsize: int = 2) -> int | None:
-        return None if self.obstacle else SPEC.state_bytes(self._sizes(1, n), self._case, itemsize)
+        options |= {} if self.causal else {"first_to_all": self.first_to_all}  # which no stream takes
+        return {**options, "overlapping": self.overlapping, **{KERNEL[name]: None for name in absent}}
 
     def activations(self, n: int) -> int:
         c = self.chunk_size
@@ -132,40 +106,3 @@ class MixedChunkAttention(GatedAttentionUnit):
         weights += n / c if self.first_to_all == "chunks" else 0
         sums = 0 if self.parts == "local" else 4 * self.key_dim * self.value_width / c  # in float32, of each chunk
         return super().activations() + round(2 * weights + sums)
-
-    @property
-    def obstacle(self) -> str | None:
-        """Why it cannot stream, or None."""
-        return None if self.causal else "it reads later tokens, being not causal"
-
-    def initial_state(self, batch, capacity=None, dtype=None):
-        """Constant in the text's length, so that `capacity` must be None; see `kernels_xla.mixed_chunk_stream`."""
-        check_streams(self, self.obstacle)
-        check_capacity(self, capacity)
-        return SPEC.stream.initial_state(self._sizes(batch), self._case, dtype or self.compute_dtype)
-
-    def next_heads(self, z, positions, prepared):
-        if prepared is None:
-            return super().next_heads(z, positions, prepared)
-        cos, sin = (ops.expand_dims(x, 2) for x in turns(positions, self.key_dim))
-        return rotate(z[:, :, None] * prepared["scales"] + prepared["offsets"], cos, sin)  # [b, 1, h, s], all at once
-
-    def attend_next(self, heads, v, state, valid, prepared):
-        if prepared is None:
-            given = {**self._named(heads), "v": v, **self.stream_bias()}
-            return SPEC.stream.extend(state, **given, valid=valid, **self._case)
-        case = {"chunk_size": self.chunk_size, "scale": self.scale}
-        out, state = mixed_chunk_stream.step(state, heads[:, 0], v[:, 0], prepared.get("bias"), valid=valid, **case)
-        return out[:, None], state
-
-    def prepare(self, state):
-        weights = {"scales": self.offset_scale.scales, "offsets": self.offset_scale.offsets}
-        made = {k: ops.stack([ops.cast(w, self.compute_dtype) for w in of_heads]) for k, of_heads in weights.items()}
-        if self.parts == "global":
-            return made
-        bias = self.stream_bias() or {"a": None, "b": None}
-        case = {"chunk_size": self.chunk_size, "scale": self.scale}
-        return {**made, "bias": mixed_chunk_stream.prepare(state, **bias, **case)}
-
-    def close(self, states):
-        return mixed_chunk_stream.close(states, self.chunk_size)

@@ -6,7 +6,8 @@ from keras import ops
 from flash_tf.layers.bidirectional_mixer import BidirectionalMixer
 from flash_tf.layers.common import parts_of, projection
 from flash_tf.layers.mixers import MIXERS
-from kernels_xla.long_short import EPSILON, SPEC
+from kernels_xla import long_short, long_short_causal
+from kernels_xla.long_short import EPSILON
 
 
 @MIXERS.register("transformer_ls")
@@ -14,38 +15,51 @@ from kernels_xla.long_short import EPSILON, SPEC
 class TransformerLS(BidirectionalMixer):
     """`out = W_o concat_h(attend(q_h, [near k_h, far K_h], [near v_h, far V_h]))`, one softmax over both.
 
-    Source: Zhu et al., "Long-Short Transformer", arXiv:2107.02192, of masked models: its causal form is not here. Keys
-    and values pass one layer norm, and their sums another, of keys and values alike, as in the authors' code; see
-    `kernels_xla.long_short`.
+    Source: Zhu et al., "Long-Short Transformer", arXiv:2107.02192. Keys and values pass one layer norm, and their sums
+    another, of keys and values alike, as in the authors' code of masked models; see `kernels_xla.long_short`, and
+    `kernels_xla.long_short_causal`, which sums each segment of the text once it is finished, instead of the whole.
+    Its state keeps the sums of all segments. Ours is that the causal form has the same norms, where the authors' sums
+    what has passed none, and no relative positions, and that its segments are as long as the window's.
 
     Args:
       heads: h; must divide the width d.
-      causal: Must be false: it reads the whole text.
-      chunk_size: Tokens of a block, even: its window is itself and half a block on each side. Part of the function.
-      landmarks: r, how many sums a head has.
+      causal: Whether position i may read only positions <= i.
+      chunk_size: Tokens of a block, or of a segment. Part of the function. The window of a block, which must be even,
+        is itself and half a block on each side; if causal, that of a token is its own segment and the one before.
+      landmarks: r, how many sums a head has, if causal of each segment.
       **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:
       x: Float tensor `[b, n, d]`.
       padding_mask: Bool `[b, n]`, True at real tokens.
-      segment_ids: Must be None: a row is one text.
+      segment_ids: Integers `[b, n]`, 0 at padding, one number a packed document, if causal; else it must be None: a
+        row is one text.
       positions: Not read: it has no positions of its own.
 
     Returns:
       Float tensor `[b, n, d]`.
 
-    Masking: padding is not read, and in no sum.
+    Masking: padding is not read, and in no sum. Packed documents must start on a multiple of `chunk_size` to get what
+    they get alone.
 
     Example:
-      >>> TransformerLS(heads=2, chunk_size=4)(ops.ones((2, 10, 16))).shape
+      >>> TransformerLS(heads=2, chunk_size=4, causal=True)(ops.ones((2, 10, 16))).shape
       TensorShape([2, 10, 16])
     """
+
+    never_causal = False
+    grows = True
 
     def __init__(self, heads: int = 12, causal: bool = False, chunk_size: int = 64, landmarks: int = 32, **kwargs):
         super().__init__(**kwargs)
         self.keep(causal, heads=heads, chunk_size=chunk_size, landmarks=landmarks)
-        if chunk_size % 2:
+        if chunk_size % 2 and not causal:
             raise ValueError(f"TransformerLS needs an even chunk_size, got {chunk_size}")
+
+    @property
+    def align(self) -> int:
+        """Documents must start at multiples of the segment."""
+        return self.chunk_size if self.causal else 1
 
     def build(self, x_shape):
         self.build_heads(x_shape, multiple=1)
@@ -75,7 +89,8 @@ class TransformerLS(BidirectionalMixer):
 
     @property
     def spec(self):
-        return SPEC
+        return long_short_causal.SPEC if self.causal else long_short.SPEC
 
     def seen(self, n):
-        return 2 * self.chunk_size + 2 * self.landmarks
+        segments = n // self.chunk_size if self.causal else 1
+        return 2 * self.chunk_size + (segments + 1) * self.landmarks  # once more for those that make the sums

@@ -1,0 +1,77 @@
+"""FLASH whose sum across chunks weighs them: the variant of the paper's Appendix A."""
+
+import keras
+
+from flash_tf.layers.chunked_unit import KERNEL, ChunkedUnit
+from flash_tf.layers.mixers import MIXERS
+from kernels_xla import weighted_chunks, weighted_chunks_stream
+
+
+@MIXERS.register("weighted_chunks")
+@keras.saving.register_keras_serializable("flash_tf")
+class WeightedChunks(ChunkedUnit):
+    """The FLASH layer with chunks weighed by scores: `A [g, h]`, a softmax over the chunks h that chunk g sees.
+
+    Source: FLASH (arXiv:2202.10447), Appendix A, which has this variant in words; the formula is our definition. Two
+    more heads of the shared representation, "sum_q" and "sum_k", rotated as the others, make the scores by their means
+    over chunks; see `kernels_xla.weighted_chunks`. Attention inside chunks is that of `MixedChunkAttention`, and so is
+    all of it where the scores are 0. Two chunks of a text that is causal must have ended before there is anything to
+    weigh. The state keeps a matrix `[s, e]` of every finished chunk: it grows with the text.
+
+    Args:
+      chunk_size: Tokens per chunk, c. Part of the function.
+      causal: Whether position i may read only positions <= i.
+      key_dim: Width s of the shared representation z, even.
+      expansion: e / d, the width of gate and values over the model's.
+      gated: Whether there is a gate; without it the values are 2e wide.
+      relative_bias: Whether scores inside chunks get a learned Toeplitz bias, 256 parameters.
+      scale: "normalized", or "paper_appendix" for relu(q k / c + bias)^2 inside chunks.
+      **kwargs: Passed to `keras.layers.Layer`.
+
+    Call arguments:
+      x: Float tensor `[b, n, d]`, any n.
+      padding_mask: Bool `[b, n]`, True at real tokens.
+      segment_ids: Integers `[b, n]`, 0 at padding, one number a packed document.
+      positions: Integers `[b, n]` or `[1, n]`.
+
+    Returns:
+      Float tensor `[b, n, d]`.
+
+    Masking: padding is neither read nor counted, in means as in sums. Packed documents must start on a multiple of
+    `chunk_size` to get what they get alone.
+
+    Example:
+      >>> from keras import ops
+      >>> WeightedChunks(chunk_size=4, causal=True)(ops.ones((2, 10, 16))).shape
+      TensorShape([2, 10, 16])
+    """
+
+    grows = True
+    spec, stream = weighted_chunks.SPEC, weighted_chunks_stream
+    head_names = tuple(KERNEL)
+
+    def __init__(
+        self,
+        chunk_size: int = 256,
+        causal: bool = False,
+        key_dim: int = 128,
+        expansion: int = 2,
+        gated: bool = True,
+        relative_bias: bool = True,
+        scale: str = "normalized",
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self.chunk_size, self.causal, self.key_dim, self.expansion = chunk_size, causal, key_dim, expansion
+        self.gated, self.relative_bias, self.scale = gated, relative_bias, scale
+        self._check()
+
+    @property
+    def _case(self):
+        return {"chunk_size": self.chunk_size, "causal": self.causal, "scale": self.scale}
+
+    def activations(self, n: int) -> int:
+        c = self.chunk_size
+        sums = 4 * self.key_dim * self.value_width / c  # of each chunk, its own and the weighted one
+        scores = 6 * n / c**2  # of chunks, and weights, in float32
+        return super().activations() + round(2 * min(n, c) + sums + scores)

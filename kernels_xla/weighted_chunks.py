@@ -1,0 +1,151 @@
+"""Mixed chunk attention of FLASH whose sum across chunks weighs them by scores between their means.
+
+Source: Hua et al., "Transformer Quality in Linear Time", arXiv:2202.10447, Appendix A, which says in words that such
+scores would weigh chunks, and that its state then grows with their number. The formula is our definition.
+"""
+
+from keras import ops
+
+from kernels_xla import mixed_chunk
+from kernels_xla.chunking import fold, unfold
+from kernels_xla.joint import LOW
+from kernels_xla.masks import documents, keep
+from kernels_xla.mixed_chunk import Scale, mixed_chunk_attention, mixed_chunk_attention_reference
+from kernels_xla.spec import KernelSpec, Stream, Tensor
+from kernels_xla.weighted_chunks_global import far
+from kernels_xla.weighted_chunks_stream import extend, initial_state, state_bytes
+
+
+def weighted_chunks_attention(
+    q_quad: Tensor,
+    k_quad: Tensor,
+    q_lin: Tensor,
+    k_lin: Tensor,
+    q_sum: Tensor,
+    k_sum: Tensor,
+    v: Tensor,
+    a: Tensor | None = None,
+    b: Tensor | None = None,
+    *,
+    chunk_size: int,
+    causal: bool = False,
+    scale: Scale = "normalized",
+    padding_mask: Tensor | None = None,
+    segment_ids: Tensor | None = None,
+    offset: int | Tensor = 0,
+) -> Tensor:
+    """Adds squared-ReLU attention within each chunk to weighted linear attention over chunks.
+
+    The sum inside chunks is that of `mixed_chunk_attention`. For the other, let chunk h have N_h real tokens and
+    kbar_h, the mean of their k_sum. Position i of chunk g receives
+
+        sum over the chunks h seen:  A[g, h] / N_h  sum over j of h: (q_lin[i] . k_lin[j]) v[j]
+        A[g, :] = softmax over h of (qbar_g . kbar_h / sqrt(s) + log N_h)
+
+    If `causal`, those are the chunks before g, and qbar_g is the mean of q_sum over the last of them, which is
+    finished; otherwise they are all chunks, and qbar_g is the mean over g itself. A mean over no token is 0. With
+    scores of 0 all tokens weigh the same, which is mixed chunk attention. No length enters a causal row. Both sums and
+    all means stay inside the document of i.
+
+    Args:
+      q_quad: Queries of the first sum, `[b, n, s]`.
+      k_quad: Keys of the first sum, `[b, n, s]`.
+      q_lin: Queries of the second sum, `[b, n, s]`.
+      k_lin: Keys of the second sum, `[b, n, s]`.
+      q_sum: What chunks are scored by, as queries, `[b, n, s]`.
+      k_sum: As keys, `[b, n, s]`.
+      v: Values, `[b, n, e]`.
+      a: Left half of the relative bias, `[r]`; None for no bias.
+      b: Right half, `[r]`.
+      chunk_size: c, in tokens. Part of the model: changing it changes the function, not just its speed.
+      causal: Whether position i may depend only on positions <= i.
+      scale: As in `mixed_chunk_attention`.
+      padding_mask: `[b, n]`, True at real tokens.
+      segment_ids: `[b, n]`, 0 at padding, each document one run. A document that starts on a multiple of c gets exactly
+        what it gets alone; one that does not has chunks cut by the grid.
+      offset: As in `mixed_chunk_attention`.
+
+    Returns:
+      `[b, n, e]`, in the dtype of `v`; 0 at padding.
+
+    Cost:
+      That of `mixed_chunk_attention`, and O((n / c)^2 s e) multiply-adds: what is linear there outweighs it up to n of
+      about c^2, 65,536 for chunks of 256. Packed rows that are not causal have two sums a chunk.
+
+    Precision:
+      Means, scores and softmax in float32; products are in the dtype of the inputs.
+    """
+    n, ids = ops.shape(v)[1], documents(padding_mask, segment_ids)
+    masks = {"padding_mask": padding_mask, "segment_ids": segment_ids, "offset": offset}
+    options = {"chunk_size": chunk_size, "causal": causal, "scale": scale}
+    inside = mixed_chunk_attention(q_quad, k_quad, None, None, v, a, b, **options, **masks)
+    v = v if ids is None else keep(v, (ids > 0)[..., None])
+    grid = fold(ops.ones((1, n), "int32") if ids is None else ids, chunk_size)  # 0 where the last chunk is filled up
+    heads = (fold(x, chunk_size) for x in (q_lin, k_lin, v, q_sum, k_sum))
+    out = inside + unfold(far(*heads, grid, segment_ids is not None, causal), n)
+    return out if ids is None else keep(out, (ids > 0)[..., None])
+
+
+def weighted_chunks_attention_reference(
+    q_quad,
+    k_quad,
+    q_lin,
+    k_lin,
+    q_sum,
+    k_sum,
+    v,
+    a=None,
+    b=None,
+    *,
+    chunk_size,
+    causal=False,
+    scale="normalized",
+    padding_mask=None,
+    segment_ids=None,
+):
+    """The second sum as one softmax over the tokens seen, each scored by the mean of its chunk."""
+    masks = {"padding_mask": padding_mask, "segment_ids": segment_ids}
+    options = {"chunk_size": chunk_size, "causal": causal, "scale": scale}
+    inside = mixed_chunk_attention_reference(q_quad, k_quad, None, None, v, a, b, **options, **masks)
+    n, ids = v.shape[1], documents(**masks)
+    ids = ops.ones((1, n), "int32") if ids is None else ids
+    document = (ids[:, :, None] == ids[:, None, :]) & (ids[:, None, :] > 0)  # [b, i, j]
+    chunk = ops.arange(n) // chunk_size
+    behind = chunk[:, None] - chunk
+    seen = document & (behind > 0) if causal else document
+    q_mean = _mean(q_sum, document & (behind == (1 if causal else 0)))
+    scores = ops.einsum("bis,bjs->bij", q_mean, _mean(k_sum, document & (behind == 0))) / q_sum.shape[-1] ** 0.5
+    scores = ops.where(seen, scores, ops.cast(LOW, v.dtype))
+    shares = ops.exp(scores - ops.max(scores, axis=-1, keepdims=True)) * ops.cast(seen, v.dtype)
+    total = ops.sum(shares, axis=-1, keepdims=True)
+    shares = shares / ops.where(total > 0, total, ops.ones_like(total))
+    return inside + ops.einsum("bij,bje->bie", shares * ops.einsum("bis,bjs->bij", q_lin, k_lin), v)
+
+
+def _mean(x, of):
+    """The mean of x `[b, j, s]` over the tokens that each token i is told: `[b, i, j]` -> `[b, i, s]`."""
+    of = ops.cast(of, x.dtype)
+    return ops.matmul(of, x) / ops.maximum(ops.sum(of, axis=-1, keepdims=True), 1)
+
+
+def _flops(sizes, case):
+    b, n, s, e, c = (*(sizes[axis] for axis in "bnse"), case["chunk_size"])
+    pairs_times_two = (1 if case["causal"] else 2) * (-(-n // c)) ** 2  # of chunks
+    return mixed_chunk.SPEC.flops(sizes, case) + b * pairs_times_two * s * (e + 1)
+
+
+SPEC = KernelSpec(
+    name="weighted_chunks",
+    fast=weighted_chunks_attention,
+    reference=weighted_chunks_attention_reference,
+    stream=Stream(initial_state=initial_state, extend=extend, supports=lambda case: case["causal"]),
+    inputs={
+        **dict.fromkeys(("q_quad", "k_quad", "q_lin", "k_lin", "q_sum", "k_sum"), "bns"),
+        **{"v": "bne", "a": "r", "b": "r"},
+    },
+    cases=({"chunk_size": 4, "causal": True}, {"chunk_size": 4, "causal": False}),
+    timed={"chunk_size": 256, "causal": True},
+    flops=_flops,
+    state_bytes=state_bytes,
+    model_chunk=lambda case: case["chunk_size"],
+)

@@ -1,0 +1,148 @@
+"""The stream form of weighted chunks: the same function, a few tokens at a time, in a state that grows with chunks."""
+
+from keras import ops
+
+from kernels_xla import accumulate, mixed_chunk_stream
+from kernels_xla.chunking import fold, unfold
+from kernels_xla.masks import pairs
+from kernels_xla.mixed_chunk_local import local
+from kernels_xla.streaming import append, emptied, leave_grid, like, on_grid, rows, runtime_zero, when_full, window
+from kernels_xla.weighted_chunks_global import token_weights
+
+
+def initial_state(sizes, case, dtype):
+    """State before the first token, with room for the chunks of `n` tokens a row: it grows with n / c.
+
+    Returns:
+      That of `mixed_chunk_stream`, where `sum` is what the open chunk reads, times its tokens; `sums [b, c, 2s]`, q_sum
+      and k_sum of the open chunk side by side, zero where no token has come; of each finished chunk, all of whose
+      tokens are real, `chunks [b, n / c, s, e]`, its sum of products of keys with values, and `keys [b, n / c, s]`, its
+      mean of k_sum, float32; `closed [b]`, int32: how many there are.
+    """
+    b, s, e, c = (*(sizes[axis] for axis in "bse"), case["chunk_size"])
+    state, chunks = mixed_chunk_stream.initial_state(sizes, case, dtype), -(-sizes["n"] // c)
+    made = {"sums": ops.zeros((b, c, 2 * s), dtype), "chunks": ops.zeros((b, chunks, s, e), dtype)}
+    keys = ops.zeros((b, chunks, s), state["sum"].dtype)
+    return {**state, **made, "keys": keys, "closed": ops.zeros((b,), "int32")}
+
+
+def state_bytes(sizes, case, itemsize):
+    s, e, c = sizes["s"], sizes["e"], case["chunk_size"]
+    chunks = -(-sizes["n"] // c)
+    more = itemsize * (2 * c * s + chunks * s * e) + 4 * chunks * s + 4
+    return mixed_chunk_stream.state_bytes(sizes, case, itemsize) + sizes["b"] * more
+
+
+def extend(
+    state,
+    q_quad,
+    k_quad,
+    q_lin,
+    k_lin,
+    q_sum,
+    k_sum,
+    v,
+    a=None,
+    b=None,
+    *,
+    chunk_size,
+    valid=None,
+    causal=True,
+    scale="normalized",
+):
+    """The next k tokens of each row: one costs O(s e + c (s + e)), and one in c of them O(n / c s e) more."""
+    if not causal:
+        raise ValueError("weighted_chunks can be streamed only if causal, got causal=False")
+    if v.shape[1] == 1:
+        bias = mixed_chunk_stream.prepare(state, a, b, chunk_size=chunk_size, scale=scale)
+        heads = ops.concatenate([q_quad, k_quad, q_lin, k_lin, q_sum, k_sum], axis=1)
+        out, state = step(state, heads, v[:, 0], bias, chunk_size=chunk_size, valid=valid, scale=scale)
+        return out[:, None], close([state], chunk_size)[0]
+    valid = ops.full_like(state["position"], ops.shape(v)[1]) if valid is None else valid
+    new = {"open": ops.concatenate([k_quad, k_lin, v], axis=-1), "sums": ops.concatenate([q_sum, k_sum], axis=-1)}
+    return _extend_by_chunks(state, q_quad, q_lin, new, a, b, valid, scale, chunk_size)
+
+
+def step(state, heads, v, bias, *, chunk_size, valid=None, scale="normalized"):
+    """One token of each row, without closing the chunks that it fills: `close` must follow before the next token.
+
+    As `mixed_chunk_stream.step`, with `heads [b, 6, s]`: q_quad, k_quad, q_lin, k_lin, q_sum and k_sum.
+    """
+    new = ops.reshape(heads[:, 4:], (ops.shape(heads)[0], 1, -1))
+    sums = append(state["sums"], new, state["position"] % chunk_size, valid)
+    out, state = mixed_chunk_stream.step(state, heads[:, :4], v, bias, chunk_size=chunk_size, valid=valid, scale=scale)
+    return out, {**state, "sums": sums}
+
+
+def close(states, chunk_size):
+    """Keeps the chunks that a `step` filled, and makes what the next ones read. Done twice, it is done once.
+
+    Args:
+      states: Of the layers of one model, whose positions are the same.
+      chunk_size: c.
+
+    Returns:
+      The states, in their order.
+    """
+    full = states[0]["position"] // chunk_size > states[0]["closed"]
+    return list(when_full(full, lambda full, *states: tuple(_closed(full, state) for state in states), *states))
+
+
+def _closed(full, state):
+    """The state once the open chunk of the rows that are `full` is closed."""
+    s, chunk, written = state["sum"].shape[1], state["open"], ops.cast(full, "int32")
+    q_mean, k_mean = _means(state["sums"][:, None], state["keys"].dtype)
+    summary = accumulate.einsum("bjs,bje->bse", chunk[:, :, s : 2 * s], chunk[:, :, 2 * s :])
+    new = {"chunks": summary[:, None], "keys": k_mean}
+    kept = {name: append(state[name], x, state["closed"], written) for name, x in new.items()}
+    closed = state["closed"] + written
+    total = _read(kept, q_mean, closed[:, None], chunk.shape[1])[:, 0]
+    chunk, sums = emptied(full, chunk, state["sums"])
+    kept |= {"sum": ops.where(like(full, total), total, state["sum"]), "open": chunk, "sums": sums}
+    return {**state, **kept, "closed": closed}
+
+
+def _means(sums, dtype):
+    """Means of q_sum and k_sum over full chunks, side by side in `[b, g, c, 2s]`: two `[b, g, s]`."""
+    return ops.split(ops.mean(ops.cast(sums, dtype), axis=2), 2, axis=-1)
+
+
+def _read(kept, q_mean, closed, c):
+    """What a chunk reads of those that are `closed [b, g]` before it, times their tokens: `[b, g, s, e]`, as `sum`.
+
+    Args:
+      kept: The `chunks` and `keys` of the state.
+      q_mean: Of the chunk before each, `[b, g, s]`.
+      closed: int32 `[b, g]`.
+      c: Tokens of a chunk.
+    """
+    seen = ops.arange(kept["keys"].shape[1], dtype="int32") < closed[..., None]  # [b, g, m]
+    count = ops.full((1, 1), c, q_mean.dtype)
+    weights = token_weights(q_mean, kept["keys"], count, seen) * ops.cast(c * closed, q_mean.dtype)[..., None]
+    return accumulate.einsum("bgm,bmse->bgse", ops.cast(weights, kept["chunks"].dtype), kept["chunks"])
+
+
+def _extend_by_chunks(state, q_quad, q_lin, new, a, b, valid, scale, c):
+    """Lays each row's open chunk and its new tokens on the row's own chunk grid, and takes the parallel form there."""
+    position, tokens, s = state["position"], ops.shape(new["open"])[1], q_lin.shape[-1]
+    fill, until, own = position % c, position % c + valid, position // c
+    laid = {name: on_grid(state[name], x, fill, valid) for name, x in new.items()}
+    slots = ops.arange(ops.shape(laid["open"])[1], dtype="int32")
+    arrived = slots - fill[:, None]  # [b, m]
+    q_near, q_far = (fold(rows(q, arrived), c) for q in (q_quad, q_lin))
+    chunks, at = fold(laid["open"], c), ops.arange(c, dtype="int32")
+    k_near, k_far, v = (chunks[..., part] for part in (slice(s), slice(s, 2 * s), slice(2 * s, None)))
+    near = local(q_near, k_near, v, a, b, pairs(None, None, at, at, causal=True), scale, runtime_zero(position))
+
+    # Of the chunks that are not full what is made here is not kept, and not read.
+    q_mean, k_mean = _means(fold(laid["sums"], c), state["keys"].dtype)
+    kept = {"chunks": ops.einsum("bgjs,bgje->bgse", k_far, v), "keys": k_mean}
+    kept = {name: append(state[name], x, own, until // c) for name, x in kept.items()}
+    before = own[:, None] + slots[::c] // c  # [b, g]
+    sums = ops.concatenate([state["sum"][:, None], _read(kept, q_mean, before + 1, c)], axis=1)  # [b, g + 1, s, e]
+    mean = sums[:, :-1] / ops.cast(ops.maximum(c * before, 1), sums.dtype)[..., None, None]
+    far = ops.einsum("bgis,bgse->bgie", q_far, ops.cast(mean, q_far.dtype))
+    out = window(unfold(near + far, ops.shape(slots)[0]), fill, tokens)
+    left = {name: leave_grid(x, until, c) for name, x in laid.items()}
+    total = rows(sums, (until // c)[:, None])[:, 0]
+    return out, {**kept, **left, "sum": total, "closed": own + until // c, "position": position + valid}

@@ -1,0 +1,47 @@
+import numpy as np
+
+from tests.oracles.common import queries
+
+
+def normalised(x, scale, offset):
+    """Layer norm of `[h, s]`."""
+    return (x - x.mean()) / np.sqrt(x.var() + 1e-5) * scale + offset
+
+
+def long_short_causal(
+    q,
+    k,
+    v,
+    scores,
+    k_scale,
+    k_offset,
+    v_scale,
+    v_offset,
+    *,
+    chunk_size,
+    causal=True,
+    padding_mask=None,
+    segment_ids=None,
+):
+    """One softmax over the own segment so far, the segment before, and each earlier segment's normalised sums.
+
+    A sum is of the own document's tokens in its segment, weighted by their softmax.
+    """
+    assert causal
+    out = np.zeros(v.shape)
+    for row, i, own in queries(v, padding_mask, segment_ids):
+        here = i // chunk_size
+        near = [j for j in own if j <= i and j // chunk_size in (here - 1, here)]
+        far_k, far_v = [], []
+        for segment in sorted({j // chunk_size for j in own if j // chunk_size < here}):
+            members = [j for j in own if j // chunk_size == segment]
+            weights = np.exp(scores[row, members]) / np.exp(scores[row, members]).sum(axis=0)  # [m, h, r]
+            for t in range(scores.shape[-1]):
+                share = weights[..., t, None]
+                far_k.append(normalised((share * k[row, members]).sum(axis=0), k_scale, k_offset))
+                far_v.append(normalised((share * v[row, members]).sum(axis=0), v_scale, v_offset))
+        for head in range(v.shape[2]):
+            keys = np.array([*k[row, near, head], *(x[head] for x in far_k)])
+            found = np.exp(keys @ q[row, i, head] / np.sqrt(q.shape[-1]))
+            out[row, i, head] = found / found.sum() @ np.array([*v[row, near, head], *(x[head] for x in far_v)])
+    return out
