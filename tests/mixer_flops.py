@@ -125,6 +125,10 @@ def transformer_ls(mixer, n):
     return made + 4 * (c / 2 + before * c + (n / c - 1) / 2 * r) * d
 
 
+def parallel(mixer, n):
+    return sum(forward_flops(part, n) for part in mixer.parts)
+
+
 def _states(weights, keys, values, heads):
     """Weights, and a state of keys times values a head, to add to and to read."""
     return 2 * weights + 4 * keys * values / heads

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -133,6 +134,10 @@ def _in_child(serialized, *arguments):
             if "error" in result:
                 raise ValueError(result["error"])
             return result
+    if child.returncode == -signal.SIGKILL:
+        raise ValueError(
+            "the compiler was killed (signal 9), as it is where memory runs out: it needs more than is free"
+        )
     said = [line for line in child.stderr.splitlines() if line.strip()]
     last = said[-1].strip() if said else "it said nothing"
     end = f"signal {-child.returncode}" if child.returncode < 0 else f"exit status {child.returncode}"

@@ -22,6 +22,7 @@ from flash_tf.layers.mixers.mamba import Mamba as Mamba
 from flash_tf.layers.mixers.mixed_chunk import MixedChunkAttention as MixedChunkAttention
 from flash_tf.layers.mixers.mixed_chunk_self_attention import MixedChunkSelfAttention as MixedChunkSelfAttention
 from flash_tf.layers.mixers.nystromformer import Nystromformer as Nystromformer
+from flash_tf.layers.mixers.parallel import Parallel as Parallel
 from flash_tf.layers.mixers.quadratic import QuadraticAttention as QuadraticAttention
 from flash_tf.layers.mixers.reformer import Reformer as Reformer
 from flash_tf.layers.mixers.retention import Retention as Retention

@@ -4,6 +4,7 @@ import functools
 
 import keras
 
+from flash_tf.layers.remat import remat
 from flash_tf.layers.scale_norm import ScaleNorm
 from flash_tf.layers.simple_rms_norm import SimpleRMSNorm
 from flash_tf.layers.streaming import normalized
@@ -82,7 +83,7 @@ class ResidualBlock(keras.layers.Layer):
         given = {"padding_mask": padding_mask, "segment_ids": segment_ids, "positions": positions}
         given |= {} if prefix_mask is None else {"prefix_mask": prefix_mask}
         branch = lambda x: self.inner(self.norm(x), **given, training=training)  # noqa: E731
-        return x + self.dropout(keras.remat(branch)(x) if self.remat and training else branch(x), training=training)
+        return x + self.dropout(remat(branch)(x) if self.remat and training else branch(x), training=training)
 
     def initial_state(self, batch, capacity=None, dtype=None):
         """State of `inner` before the first token; empty if it sees each token alone. See `flash_tf.layers.mixers`."""

@@ -3,7 +3,6 @@
 from keras import ops
 
 from flash_tf.layers.gated_attention_unit import GatedAttentionUnit
-from flash_tf.layers.streaming import check_capacity, check_streams
 from kernels_xla import mixed_chunk_stream
 from kernels_xla.rotary import rotate, turns
 
@@ -16,8 +15,8 @@ KERNEL = {  # what kernels call the heads
 class ChunkedUnit(GatedAttentionUnit):
     """What FLASH and its variant with weighted chunks share: a kernel's forms around the heads of one representation.
 
-    A subclass has `spec`, that of its kernel; `stream`, the module of its stream form, with `step` and `close`;
-    `_case`, what it passes to the kernel; and `grows`. It has at least these options, as attributes.
+    A subclass has `spec` and `case`, and `stream`, the module of the kernel's stream form, with `step` and `close`. It
+    has at least these options, as attributes.
 
     Args:
       chunk_size: Tokens per chunk, c.
@@ -37,29 +36,12 @@ class ChunkedUnit(GatedAttentionUnit):
     def _named(self, heads):
         return {KERNEL[name]: head for name, head in heads.items()}
 
-    def _sizes(self, b, n=None):
+    def sizes(self, b=1, n=None):
         return {"b": b, "n": n, "s": self.key_dim, "e": self.value_width}
 
     def attend(self, heads, v, a=None, b=None, padding_mask=None, segment_ids=None, offset=0):
         masks = {"padding_mask": padding_mask, "segment_ids": segment_ids, "offset": offset}
-        return self.spec.fast(**self._named(heads), v=v, a=a, b=b, **self._case, **masks)
-
-    def flops(self, n: int) -> int:
-        return self.projection_flops(n) + self.spec.flops(self._sizes(1, n), self._case)
-
-    def state_bytes(self, n: int, itemsize: int = 2) -> int | None:
-        return None if self.obstacle else self.spec.state_bytes(self._sizes(1, n), self._case, itemsize)
-
-    @property
-    def obstacle(self) -> str | None:
-        """Why it cannot stream, or None."""
-        return None if self.causal else "it reads later tokens, being not causal"
-
-    def initial_state(self, batch, capacity=None, dtype=None):
-        """`capacity` is None where the state is constant in the text's length; see the stream form of the kernel."""
-        check_streams(self, self.obstacle)
-        check_capacity(self, capacity)
-        return self.spec.stream.initial_state(self._sizes(batch, capacity), self._case, dtype or self.compute_dtype)
+        return self.spec.fast(**self._named(heads), v=v, a=a, b=b, **self.case, **masks)
 
     def next_heads(self, z, positions, prepared):
         if prepared is None:
@@ -70,7 +52,7 @@ class ChunkedUnit(GatedAttentionUnit):
     def attend_next(self, heads, v, state, valid, prepared):
         if prepared is None:
             given = {**self._named(heads), "v": v, **self.stream_bias()}
-            return self.spec.stream.extend(state, **given, valid=valid, **self._case)
+            return self.spec.stream.extend(state, **given, valid=valid, **self.case)
         case = {"chunk_size": self.chunk_size, "scale": self.scale}
         out, state = self.stream.step(state, heads[:, 0], v[:, 0], prepared.get("bias"), valid=valid, **case)
         return out[:, None], state

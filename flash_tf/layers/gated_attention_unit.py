@@ -1,9 +1,9 @@
 """The gated attention unit around any attention: projections, gate, heads."""
 
-import keras
 from keras import ops
 
-from flash_tf.layers.common import options, parts_of, projection
+from flash_tf.layers.common import parts_of, projection
+from flash_tf.layers.kernel_mixer import KernelMixer
 from flash_tf.layers.offset_scale import OffsetScale
 from flash_tf.layers.positions import runtime_zero, token_positions
 from flash_tf.layers.relative_bias import RelativeBias
@@ -11,7 +11,7 @@ from flash_tf.layers.streaming import check_streams, next_positions
 from kernels_xla.rotary import rotate, turns
 
 
-class GatedAttentionUnit(keras.layers.Layer):
+class GatedAttentionUnit(KernelMixer):
     """`out = W_o (u * attend(heads(z), v))` with `u, v, z = silu(W_i x)`: a GLU whose value branch attends.
 
     Source: FLASH (arXiv:2202.10447), section 2.2, Figure 2. One dense in-projection `[d, 2e + s]`.
@@ -83,20 +83,13 @@ class GatedAttentionUnit(keras.layers.Layer):
         """Heads `[b, n, s]` by name and values `[b, n, e]` -> `[b, n, e]`."""
         raise NotImplementedError
 
-    def projection_flops(self, n: int) -> int:
-        """FLOPs of the two projections over n tokens."""
-        return 2 * n * self.width * (2 * self.expansion * self.width + self.key_dim + self.value_width)
+    def projection_flops(self) -> int:
+        return 2 * self.width * (2 * self.expansion * self.width + self.key_dim + self.value_width)
 
     def activations(self) -> int:
         """Numbers kept per token for the backward pass, besides the attention weights: an estimate."""
         in_width = 2 * self.expansion * self.width + self.key_dim
         return 2 * self.width + 2 * in_width + 2 * len(self.head_names) * self.key_dim + 2 * self.value_width
-
-    def compute_output_shape(self, x_shape):
-        return x_shape  # known without a trace, which an unknown length would stop on JAX
-
-    def get_config(self):
-        return {**super().get_config(), **options(self)}
 
     def extend(self, x, state, positions=None, valid=None, prepared=None):
         """The next tokens of each row; see `flash_tf.layers.mixers`."""

@@ -1,37 +1,19 @@
-"""What mixers share that stand around one kernel, which has all that there is of their state."""
+"""What mixers share that project into a kernel and out of it, most of them in linear time."""
 
-import keras
 from keras import ops
 
-from flash_tf.layers.common import options, parts_of, projection
+from flash_tf.layers.common import parts_of, projection
+from flash_tf.layers.kernel_mixer import KernelMixer
 from flash_tf.layers.lrpe import LRPE
 from flash_tf.layers.positions import token_positions
-from flash_tf.layers.streaming import check_capacity, check_streams, next_positions
+from flash_tf.layers.streaming import check_streams, next_positions
 
 
-class LinearMixer(keras.layers.Layer):
+class LinearMixer(KernelMixer):
     """A mixer around a kernel of attention in linear time: all but what is its own; see `flash_tf.layers.mixers`.
 
-    A subclass has `heads`, `causal` and, once it is built, `width`; and it implements `spec`, `sizes`, `enter`, `leave`
-    and `projection_flops`.
+    A subclass has `heads` and, once it is built, `width`; and it implements `enter` and `leave`.
     """
-
-    align = 1
-    grows = False
-
-    @property
-    def spec(self):
-        """The `SPEC` of the kernel."""
-        raise NotImplementedError
-
-    @property
-    def case(self) -> dict:
-        """The options of the kernel."""
-        return {"causal": self.causal}
-
-    def sizes(self, b: int = 1, n: int | None = None) -> dict:
-        """Lengths of the kernel's axes, by letter."""
-        raise NotImplementedError
 
     def enter(self, x, positions) -> tuple[dict, list]:
         """`[b, n, d]` -> what the kernel takes, by name, and what `leave` takes beside what it puts out."""
@@ -39,10 +21,6 @@ class LinearMixer(keras.layers.Layer):
 
     def leave(self, out, rest: list):
         """What the kernel puts out, `[b, n, h, e]` -> `[b, n, d]`."""
-        raise NotImplementedError
-
-    def projection_flops(self) -> int:
-        """FLOPs of all products with weights, for one token."""
         raise NotImplementedError
 
     def call(self, x, padding_mask=None, segment_ids=None, positions=None, training=None):
@@ -77,29 +55,6 @@ class LinearMixer(keras.layers.Layer):
         """`[b, n, h s]` -> `[b, n, h, s]`."""
         return ops.reshape(x, (*ops.shape(x)[:2], self.heads, x.shape[-1] // self.heads))
 
-    def flops(self, n: int) -> int:
-        return n * self.projection_flops() + self.spec.flops(self.sizes(n=n), self.case)
-
-    def state_bytes(self, n: int, itemsize: int = 2) -> int | None:
-        return None if self.obstacle else self.spec.state_bytes(self.sizes(n=n), self.case, itemsize)
-
-    def compute_output_shape(self, x_shape):
-        return x_shape  # known without a trace, which an unknown length would stop on JAX
-
-    def get_config(self):
-        return {**super().get_config(), **options(self)}
-
-    @property
-    def obstacle(self) -> str | None:
-        """Why it cannot stream, or None."""
-        return None if self.causal else "it reads later tokens, being not causal"
-
-    def initial_state(self, batch, capacity=None, dtype=None):
-        """What the kernel's stream starts from; `capacity` tokens a row where it `grows`, and else None."""
-        check_streams(self, self.obstacle)
-        check_capacity(self, capacity)
-        return self.spec.stream.initial_state(self.sizes(batch, capacity), self.case, dtype or self.compute_dtype)
-
     def extend(self, x, state, positions=None, valid=None, prepared=None):
         """The next tokens of each row; see `flash_tf.layers.mixers`."""
         check_streams(self, self.obstacle)
@@ -107,12 +62,6 @@ class LinearMixer(keras.layers.Layer):
         inputs, rest = self.enter(x, positions)
         out, state = self.spec.stream.extend(state, **inputs, **self.case, valid=valid)
         return self.leave(out, rest), state
-
-    def prepare(self, state):
-        return {}  # nothing depends on weights alone
-
-    def close(self, states):
-        return states  # nothing is put off
 
 
 def check_causal(mixer: LinearMixer) -> None:

@@ -1,5 +1,7 @@
 """What mixers share to be fed a few tokens at a time."""
 
+from collections.abc import Sequence
+
 import keras
 from keras import ops
 
@@ -27,6 +29,22 @@ def check_capacity(mixer, capacity: int | None) -> None:
 def next_positions(position, tokens: int):
     """Positions of the next tokens, int32 `[b, k]`, of rows that have had `position` `[b]`."""
     return position[:, None] + ops.arange(tokens, dtype="int32")
+
+
+def joined(kind: str, states: Sequence[dict]) -> dict:
+    """States as one, flat: `<kind>_<i>/<name>` for each, and once, of the first, the `position` that all have."""
+    named = {f"{kind}_{i}/{k}": x for i, own in enumerate(states) for k, x in own.items() if k != "position"}
+    return {**named, "position": states[0]["position"]}
+
+
+def split(kind: str, state: dict, count: int) -> list[dict]:
+    """The `count` states of `joined`, in their order."""
+    states = [{"position": state["position"]} for _ in range(count)]
+    for key, x in state.items():
+        if key != "position":
+            of, name = key.removeprefix(f"{kind}_").split("/", 1)
+            states[int(of)][name] = x
+    return states
 
 
 def normalized(norm: keras.layers.Layer, x):

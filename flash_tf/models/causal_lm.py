@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from flash_tf.generation import Generator
-from flash_tf.layers.streaming import next_positions, normalized
+from flash_tf.layers.streaming import joined, next_positions, normalized, split
 from flash_tf.models import MODELS
 from flash_tf.models.language_model import LanguageModel, unpack
 
@@ -64,7 +64,7 @@ class CausalLM(LanguageModel):
             self.build()
         kept = [capacity if mixer.grows or not self.grows else None for mixer in self.mixers]
         states = [mixer.initial_state(batch, most) for mixer, most in zip(self.mixers, kept, strict=True)]
-        return self._join(states, ops.zeros((batch,), "int32"))
+        return joined("block", states)
 
     def prepare(self, state: dict) -> list[dict]:
         """What single steps from `state` need and depends on weights alone, for a loop to make once."""
@@ -78,7 +78,7 @@ class CausalLM(LanguageModel):
             closed = self.mixers[alike[0]].close([states[i] for i in alike])
             for i, one in zip(alike, closed, strict=True):
                 states[i] = one
-        return self._join(states, state["position"])
+        return joined("block", states)
 
     def extend(self, token_ids, state: dict, valid=None, prepared=None, last: bool = False):
         """Reads the next k >= 1 tokens of each row: a prompt in one call, then one token after the other.
@@ -122,7 +122,7 @@ class CausalLM(LanguageModel):
         if last and token_ids.shape[1] != 1:
             at = (ops.full_like(position, tokens) if valid is None else ops.maximum(valid, 1)) - 1
             x = ops.take_along_axis(x, at[:, None, None], axis=1)
-        return self.head(normalized(self.final_norm, self.project(x))), self._join(states, position)
+        return self.head(normalized(self.final_norm, self.project(x))), joined("block", states)
 
     def generate(self, prompts, max_new_tokens=64, sampler="greedy", seed=0, stop_tokens=None):
         """Continues prompts of any lengths, in one compiled loop; prompts of like sizes share what is compiled.
@@ -171,18 +171,8 @@ class CausalLM(LanguageModel):
         ends = stop_tokens if stop_tokens is not None else (self.tokenizer.eos_id,) if texts and self.tokenizer else ()
         return self.tokenize(prompts) if texts else prompts, ends, texts
 
-    def _join(self, states, position):
-        named = {f"block_{i}/{k}": x for i, own in enumerate(states) for k, x in own.items() if k != "position"}
-        return {**named, "position": position}
-
     def _split(self, state):
-        """Each block's own, in their order."""
-        states = [{"position": state["position"]} for _ in range(self.depth)]
-        for key, x in state.items():
-            if key != "position":
-                block, name = key.removeprefix("block_").split("/", 1)
-                states[int(block)][name] = x
-        return states
+        return split("block", state, self.depth)
 
     def decode_state_bytes(self, n: int, itemsize: int = 2) -> int | None:
         """Bytes of the state of one row of up to n tokens, or None where the mixer cannot stream."""

@@ -11,7 +11,10 @@ import pytest
 import tensorflow as tf
 from keras import ops
 
-from flash_tf.compiling import topology
+from flash_tf import config
+from flash_tf.compiling import artifact, topology
+from flash_tf.compiling.programs import Experiment
+from kernels_xla.accelerator import tracing_for
 from tests.numerics import LOOP_CYCLES, LOOP_FLOPS
 
 PASSES, SIZE = 8, 1024
@@ -158,12 +161,29 @@ def test_bytes_that_hold_no_program_are_an_error():
             compiled(b"nothing")
 
 
+@pytest.mark.slow
+def test_recomputing_saves_a_tpus_memory():
+    sizes = ["model.depth=4", "model.width=128", "data.sequence_length=2048", "train.tokens_per_step=2048"]
+    needed = {}
+    for remat in ("false", "true"):
+        loaded = config.load("wikitext2_lm/transformer_plus_plus", [*sizes, f"model.remat={remat}"])
+        with tracing_for("tpu"):
+            program = Experiment(*artifact.prepare(loaded)).trace_step(1, 2048)
+        needed[remat] = topology.compile_for(program.serialized, "v4:2x2x1").hbm_bytes
+    weights = 4 * 4 * 2048**2  # bytes of a block: float32, 4 heads, all pairs
+    assert needed["false"] - needed["true"] > 2 * weights
+
+
 @pytest.mark.parametrize(
     ("libtpu", "said"),
     [
         ("raise ImportError('no libtpu')", r"needs .* libtpu 0.0.51 .*\(no libtpu\): pip install 'flash-tf\[aot\]'"),
         ("__version__ = '0.0.10'", r"found jax .*, libtpu 0.0.10: pip install 'flash-tf\[aot\]'"),
         ("import os, sys; sys.stderr.write('out of luck\\n'); os._exit(3)", r"crashed \(exit status 3\): out of luck$"),
+        (
+            "import os; os.kill(os.getpid(), 9)",
+            r"^the compiler was killed \(signal 9\), as it is where memory runs out",
+        ),
     ],
 )
 def test_a_compiler_that_is_missing_too_old_or_crashes_is_one_line(tmp_path, monkeypatch, libtpu, said):

@@ -40,12 +40,18 @@ def count(type, **options):
     return sum(int(np.prod(v.shape)) for v in model.trainable_variables) / 1e6
 
 
+def resized(mixer, sizes):
+    """A mixer with every size that it names replaced, and so those side by side in it."""
+    parts = {"mixers": [resized(part, sizes) for part in mixer["mixers"]]} if "mixers" in mixer else {}
+    return {**mixer, **{k: sizes[k] for k in mixer if k in sizes}, **parts}
+
+
 def shrunk(name, sizes, *overrides):
     """The config with every size that it names, of model or mixer, replaced; two sequences a step."""
     model = config.load(name).model
     sizes = {**sizes, "depth": max(sizes["depth"], len(listed(model["mixer"])))}
     small = [f"model.{k}={sizes[k]}" for k in model if k in sizes]
-    mixers = [{**mixer, **{k: sizes[k] for k in mixer if k in sizes}} for mixer in listed(model["mixer"])]
+    mixers = [resized(mixer, sizes) for mixer in listed(model["mixer"])]
     small += [f"model.mixer={json.dumps(mixers if isinstance(model['mixer'], list) else mixers[0])}"]
     n = sizes["n"]
     small += [f"data.sequence_length={n}", f"train.tokens_per_step={2 * n}"]

@@ -29,6 +29,8 @@ from tests.numerics import (
 B, N, D = 2, 37, 32  # N is prime: never a multiple of a chunk
 SMALL = {"heads": 2, "chunk_size": 8, "key_dim": 16, "landmarks": 8, "queries": 8, "rank": 8}
 SMALL |= {"buckets": 4, "random_blocks": 1, "tile": 8}
+TWO = ({"type": "diag_attention", "heads": 2, "chunk_size": 8}, {"type": "linear_attention", "heads": 2})
+SMALL["mixers"] = list(TWO)
 OTHER = {
     "kernel": ("softmax", "relu2"),
     "scale": ("paper_appendix",),
@@ -43,6 +45,7 @@ OTHER = {
     "parts": ("local", "global"),
     "first_to_all": ("cls", "chunks"),
     "seed": (1,),
+    "mixers": ([*TWO, {"type": "mixed_chunk", "key_dim": 16, "chunk_size": 8}], [{"type": "quadratic"}, TWO[0]]),
     "cosine_length": (64,),  # not less than the longest text here
 }
 OF_THE_IMPLEMENTATION = ("form", "tile")  # options that change the speed alone
@@ -97,7 +100,8 @@ def changes(cls):
     base = defaults(cls)
     for name, value in base.items():
         for other in others(name, value):
-            yield name, {**base, **{k: v for k, v in BESIDE.get((name, other), {}).items() if k in base}, name: other}
+            beside = next((options for case, options in BESIDE.items() if case == (name, other)), {})
+            yield name, {**base, **{k: v for k, v in beside.items() if k in base}, name: other}
 
 
 def cases(registry, changed=True):

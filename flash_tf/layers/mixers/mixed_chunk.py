@@ -60,7 +60,6 @@ class MixedChunkAttention(ChunkedUnit):
       TensorShape([2, 10, 16])
     """
 
-    grows = False
     spec, stream = SPEC, mixed_chunk_stream
 
     def __init__(
@@ -94,7 +93,7 @@ class MixedChunkAttention(ChunkedUnit):
         return PARTS[self.parts]
 
     @property
-    def _case(self):
+    def case(self):
         absent = set(PARTS["both"]) - set(PARTS[self.parts])
         options = {"chunk_size": self.chunk_size, "causal": self.causal, "scale": self.scale}
         options |= {} if self.causal else {"first_to_all": self.first_to_all}  # which no stream takes

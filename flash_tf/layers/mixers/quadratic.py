@@ -5,7 +5,6 @@ from keras import ops
 
 from flash_tf.layers.gated_attention_unit import GatedAttentionUnit
 from flash_tf.layers.mixers import MIXERS
-from flash_tf.layers.streaming import check_capacity, check_streams
 from kernels_xla import quadratic, softmax
 from kernels_xla.quadratic import SPEC, quadratic_attention
 from kernels_xla.rotary import rotary
@@ -50,8 +49,8 @@ class QuadraticAttention(GatedAttentionUnit):
     """
 
     head_names = ("q", "k")
-    align = 1
     grows = True
+    spec = SPEC
     takes_prefix = True
 
     def __init__(
@@ -113,30 +112,17 @@ class QuadraticAttention(GatedAttentionUnit):
         """`[b, n, h s]` -> `[b, n, h, s]`."""
         return ops.reshape(x, (*ops.shape(x)[:2], self.heads, x.shape[-1] // self.heads))
 
-    def _sizes(self, n, b=1):
+    def sizes(self, b=1, n=None):
         return {"b": b, "n": n, "h": self.heads, "s": self.key_dim // self.heads, "e": self.value_width // self.heads}
-
-    def flops(self, n: int) -> int:
-        return self.projection_flops(n) + SPEC.flops(self._sizes(n), {"causal": self.causal})
-
-    def state_bytes(self, n: int, itemsize: int = 2) -> int | None:
-        return None if self.obstacle else SPEC.state_bytes(self._sizes(n), {}, itemsize)
 
     def activations(self, n: int) -> int:
         return super().activations() + 2 * n * self.heads
 
     @property
-    def obstacle(self) -> str | None:
-        """Why it cannot stream, or None."""
-        if not self.causal:
-            return "it reads later tokens, being not causal"
-        return "divisor 'length' is not known before the text ends" if self.divisor == "length" else None
-
-    def initial_state(self, batch, capacity=None, dtype=None):
-        """A cache of `capacity` keys and values a row; a row's tokens past its capacity are not kept."""
-        check_streams(self, self.obstacle)
-        check_capacity(self, capacity)
-        return SPEC.stream.initial_state(self._sizes(capacity, batch), {}, dtype or self.compute_dtype)
+    def obstacle(self):
+        return super().obstacle or (
+            "divisor 'length' is not known before the text ends" if self.divisor == "length" else None
+        )
 
     def attend_next(self, heads, v, state, valid, prepared):
         given = (state, heads["q"], heads["k"], self._split(v))
@@ -150,6 +136,3 @@ class QuadraticAttention(GatedAttentionUnit):
     def prepare(self, state):
         bias = self.stream_bias()
         return {"bias": quadratic.prepare(state, **bias)} if bias else {}
-
-    def close(self, states):
-        return states  # nothing is put off

@@ -3,10 +3,11 @@
 import keras
 from keras import ops
 
-from flash_tf.layers.common import options, parts_of, projection
+from flash_tf.layers.common import parts_of, projection
+from flash_tf.layers.kernel_mixer import KernelMixer
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero, token_positions
-from flash_tf.layers.streaming import check_capacity, check_streams, next_positions
+from flash_tf.layers.streaming import check_streams, next_positions
 from kernels_xla import quadratic, softmax
 from kernels_xla.quadratic import quadratic_attention
 from kernels_xla.rotary import rotary
@@ -15,7 +16,7 @@ from kernels_xla.softmax import SPEC, softmax_attention
 
 @MIXERS.register("self_attention")
 @keras.saving.register_keras_serializable("flash_tf")
-class MultiHeadSelfAttention(keras.layers.Layer):
+class MultiHeadSelfAttention(KernelMixer):
     """`out = W_o concat_h(attend(q_h, k_h, v_h))`; one dense projection makes q, k and v.
 
     Source: Vaswani et al. 2017; the options `rotary`, `kernel`, `heads` and `gated` are those of FLASH's baselines and
@@ -46,8 +47,8 @@ class MultiHeadSelfAttention(keras.layers.Layer):
       TensorShape([2, 10, 16])
     """
 
-    align = 1
     grows = True
+    spec = SPEC
 
     def __init__(
         self,
@@ -98,36 +99,15 @@ class MultiHeadSelfAttention(keras.layers.Layer):
         out = ops.reshape(out, (*ops.shape(out)[:2], self.width))
         return self.out_projection(ops.silu(gate[0]) * out if gate else out)
 
-    def _sizes(self, n, b=1):
+    def sizes(self, b=1, n=None):
         s = self.width // self.heads
         return {"b": b, "n": n, "h": self.heads, "s": s, "e": s}
 
-    def flops(self, n: int) -> int:
-        projections = 2 * n * self.width**2 * (5 if self.gated else 4)
-        return projections + SPEC.flops(self._sizes(n), {"causal": self.causal})
-
-    def state_bytes(self, n: int, itemsize: int = 2) -> int | None:
-        return None if self.obstacle else SPEC.state_bytes(self._sizes(n), {}, itemsize)
+    def projection_flops(self):
+        return 2 * self.width**2 * (5 if self.gated else 4)
 
     def activations(self, n: int) -> int:
         return (9 + 2 * self.gated) * self.width + 3 * n * self.heads  # float32 scores count twice
-
-    def compute_output_shape(self, x_shape):
-        return x_shape  # known without a trace, which an unknown length would stop on JAX
-
-    def get_config(self):
-        return {**super().get_config(), **options(self)}
-
-    @property
-    def obstacle(self) -> str | None:
-        """Why it cannot stream, or None."""
-        return None if self.causal else "it reads later tokens, being not causal"
-
-    def initial_state(self, batch, capacity=None, dtype=None):
-        """A cache of `capacity` keys and values a row; a row's tokens past its capacity are not kept."""
-        check_streams(self, self.obstacle)
-        check_capacity(self, capacity)
-        return SPEC.stream.initial_state(self._sizes(capacity, batch), {}, dtype or self.compute_dtype)
 
     def extend(self, x, state, positions=None, valid=None, prepared=None):
         """The next tokens of each row; see `flash_tf.layers.mixers`."""
@@ -137,9 +117,3 @@ class MultiHeadSelfAttention(keras.layers.Layer):
         q, k, v, *gate = self._project(x, positions)
         out, state = attend(state, q, k, v, valid=valid)
         return self._leave(out, gate), state
-
-    def prepare(self, state):
-        return {}  # it has no bias
-
-    def close(self, states):
-        return states  # nothing is put off

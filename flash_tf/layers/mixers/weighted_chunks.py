@@ -67,7 +67,7 @@ class WeightedChunks(ChunkedUnit):
         self._check()
 
     @property
-    def _case(self):
+    def case(self):
         return {"chunk_size": self.chunk_size, "causal": self.causal, "scale": self.scale}
 
     def activations(self, n: int) -> int:

@@ -1,0 +1,64 @@
+"""What a mixer around one kernel knows by the kernel alone: its cost, its state, and whether it can stream."""
+
+import keras
+
+from flash_tf.layers.common import options
+from flash_tf.layers.streaming import check_capacity, check_streams
+
+
+class KernelMixer(keras.layers.Layer):
+    """A mixer that has, of all there is in `flash_tf.layers.mixers`, what its kernel's `SPEC` says.
+
+    A subclass has `causal`, and implements `spec`, `case`, `sizes`, `projection_flops`, `activations`, `call` and, if
+    it can stream, `extend`. One whose kernel keeps more for a longer text says so by `grows = True`.
+    """
+
+    align = 1
+    grows = False
+
+    @property
+    def spec(self):
+        """The `SPEC` of the kernel."""
+        raise NotImplementedError
+
+    @property
+    def case(self) -> dict:
+        """The options of the kernel."""
+        return {"causal": self.causal}
+
+    def sizes(self, b: int = 1, n: int | None = None) -> dict:
+        """Lengths of the kernel's axes, by letter."""
+        raise NotImplementedError
+
+    def projection_flops(self) -> int:
+        """FLOPs of all products with weights, for one token."""
+        raise NotImplementedError
+
+    def flops(self, n: int) -> int:
+        return n * self.projection_flops() + self.spec.flops(self.sizes(n=n), self.case)
+
+    def state_bytes(self, n: int, itemsize: int = 2) -> int | None:
+        return None if self.obstacle else self.spec.state_bytes(self.sizes(n=n), self.case, itemsize)
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why it cannot stream, or None."""
+        return None if self.causal else "it reads later tokens, being not causal"
+
+    def initial_state(self, batch, capacity=None, dtype=None):
+        """What the kernel's stream starts from; see `flash_tf.layers.mixers`. Tokens past a `capacity` are not kept."""
+        check_streams(self, self.obstacle)
+        check_capacity(self, capacity)
+        return self.spec.stream.initial_state(self.sizes(batch, capacity), self.case, dtype or self.compute_dtype)
+
+    def prepare(self, state):
+        return {}  # nothing depends on weights alone
+
+    def close(self, states):
+        return states  # nothing is put off
+
+    def compute_output_shape(self, x_shape):
+        return x_shape  # known without a trace, which an unknown length would stop on JAX
+
+    def get_config(self):
+        return {**super().get_config(), **options(self)}

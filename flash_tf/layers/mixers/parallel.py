@@ -1,0 +1,125 @@
+"""Several mixers side by side in one block."""
+
+import math
+
+import keras
+
+from flash_tf.layers.common import options
+from flash_tf.layers.mixers import MIXERS
+from flash_tf.layers.streaming import check_capacity, check_streams, joined, split
+
+
+@MIXERS.register("parallel")
+@keras.saving.register_keras_serializable("flash_tf")
+class Parallel(keras.layers.Layer):
+    """`out = sum_i mixer_i(x)`: what one projection of the mixers' concatenated outputs gives.
+
+    Source: TransNormer (arXiv:2210.10340), Table 12, which tries DiagAttention and NormAttention side by side in every
+    layer, and concatenates what they put out. Each mixer here has its own output projection, and
+    `[a, b] [W_a; W_b] = a W_a + b W_b`. It has the weights and the cost of all its mixers.
+
+    Args:
+      mixers: `{"type": name, **options}` of each, two or more, but for `causal`.
+      causal: Whether position i may read only positions <= i: `causal` of every mixer.
+      **kwargs: Passed to `keras.layers.Layer`.
+
+    Call arguments:
+      x: Float tensor `[b, n, d]`.
+      padding_mask: Bool `[b, n]`, True at real tokens.
+      segment_ids: Integers `[b, n]`, 0 at padding, one number a packed document.
+      positions: Integers `[b, n]` or `[1, n]`.
+
+    Returns:
+      Float tensor `[b, n, d]`.
+
+    Masking: that of the mixers. Packed documents must start at multiples of all their `align`.
+
+    Example:
+      >>> from keras import ops
+      >>> kinds = [{"type": "diag_attention", "heads": 2, "chunk_size": 4}, {"type": "linear_attention", "heads": 2}]
+      >>> Parallel(kinds, causal=True)(ops.ones((2, 10, 16))).shape
+      TensorShape([2, 10, 16])
+    """
+
+    def __init__(self, mixers: list[dict], causal: bool = False, **kwargs):
+        super().__init__(**kwargs)
+        if len(mixers) < 2:
+            raise ValueError(f"Parallel needs two mixers or more, got {len(mixers)}")
+        self.mixers, self.causal = mixers, causal
+        same = {"causal": causal, "dtype": self.dtype_policy}
+        self.parts = [MIXERS.build(kind, name=f"mixer_{i}", **same) for i, kind in enumerate(mixers)]
+        self.supports_masking = True
+
+    def build(self, x_shape):
+        for part in self.parts:
+            part.build(x_shape)
+        self.built = True
+
+    def call(self, x, padding_mask=None, segment_ids=None, positions=None, training=None):
+        masks = {"padding_mask": padding_mask, "segment_ids": segment_ids, "positions": positions}
+        return sum(part(x, **masks, training=training) for part in self.parts)
+
+    @property
+    def align(self) -> int:
+        """Documents must start at multiples of every mixer's."""
+        return math.lcm(*(part.align for part in self.parts))
+
+    @property
+    def packs(self) -> bool:
+        """Whether every mixer takes packed documents where it is not causal."""
+        return all(getattr(part, "packs", True) for part in self.parts)
+
+    @property
+    def grows(self) -> bool:
+        """Whether the state of a mixer grows with the text."""
+        return any(part.grows for part in self.parts)
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why a mixer cannot stream, or None."""
+        return next((part.obstacle for part in self.parts if part.obstacle is not None), None)
+
+    def flops(self, n: int) -> int:
+        return sum(part.flops(n) for part in self.parts)
+
+    def activations(self, n: int) -> int:
+        return sum(part.activations(n) for part in self.parts)
+
+    def state_bytes(self, n: int, itemsize: int = 2) -> int | None:
+        if self.obstacle:
+            return None
+        return sum(part.state_bytes(n, itemsize) for part in self.parts) - 4 * (len(self.parts) - 1)  # one position
+
+    def initial_state(self, batch, capacity=None, dtype=None):
+        """`mixer_0/<name>` and so on, and one `position` for all; `capacity` goes to the mixers that grow."""
+        check_streams(self, self.obstacle)
+        check_capacity(self, capacity)
+        states = [part.initial_state(batch, capacity if part.grows else None, dtype) for part in self.parts]
+        return joined("mixer", states)
+
+    def extend(self, x, state, positions=None, valid=None, prepared=None):
+        """The next tokens of each row; see `flash_tf.layers.mixers`."""
+        check_streams(self, self.obstacle)
+        prepared = [None] * len(self.parts) if prepared is None else prepared
+        ends = [
+            part.extend(x, own, positions, valid, made)
+            for part, own, made in zip(self.parts, self._split(state), prepared, strict=True)
+        ]
+        return sum(out for out, _ in ends), joined("mixer", [own for _, own in ends])
+
+    def prepare(self, state):
+        return [part.prepare(own) for part, own in zip(self.parts, self._split(state), strict=True)]
+
+    def close(self, states):
+        by_part = zip(*(self._split(state) for state in states), strict=True)
+        closed = [part.close(list(own)) for part, own in zip(self.parts, by_part, strict=True)]
+        return [joined("mixer", own) for own in zip(*closed, strict=True)]
+
+    def _split(self, state):
+        return split("mixer", state, len(self.parts))
+
+    def compute_output_shape(self, x_shape):
+        return x_shape  # known without a trace, which an unknown length would stop on JAX
+
+    def get_config(self):
+        return {**super().get_config(), **options(self)}
