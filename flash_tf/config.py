@@ -229,6 +229,8 @@ def _path(name):
     for path in (Path(name), FOLDER / f"{name}.yaml"):
         if path.is_file():
             return path
+    if (Path(name) / "config.yaml").is_file():
+        raise ValueError(f"{name!r} is a run: the config in it is {Path(name) / 'config.yaml'}")
     raise ValueError(f"no config file {name!r}, and none of that name in the package{hint(name, names())}")
 
 

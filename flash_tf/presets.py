@@ -10,7 +10,13 @@ CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.weights.h5", "tokenizer.model
 
 
 def save(model: keras.Model, directory: str) -> None:
-    """Writes a model, and its `tokenizer` if it has one, over the preset that may be there."""
+    """Writes a model, and its `tokenizer` if it has one, over the preset that may be there.
+
+    Raises:
+      ValueError: The model was quantized: Keras writes such weights and cannot read them into layers of layers.
+    """
+    if any(getattr(layer, "quantization_mode", None) for layer in model._flatten_layers()):
+        raise ValueError(f"{model.name} was quantized, and no preset of it can be read again: save it, then quantize")
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     for name in (CONFIG, TOKENIZER):

@@ -94,7 +94,7 @@ def test_wrong_options_are_named(cls, shape):
         cls(1, **SMALL)
     with pytest.raises(ValueError, match=f"{cls.__name__} has no head over tokens: it takes no head_bias"):
         cls(2, head_bias=True, **SMALL)
-    with pytest.raises(ValueError, match="max_length belongs to position_embedding 'learned'"):
+    with pytest.raises(ValueError, match="position_embedding 'learned' needs max_length"):
         cls(2, **{k: v for k, v in SMALL.items() if k != "max_length"})
 
 

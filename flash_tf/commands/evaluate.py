@@ -6,7 +6,7 @@ from flash_tf.commands import gives_json, show, takes_model
 def add_arguments(parser) -> None:
     takes_model(parser)
     parser.add_argument(
-        "--checkpoint", choices=("best", "newest"), default="best", help="by validation loss, or by step"
+        "--checkpoint", choices=("best", "newest"), default="best", help="by validation loss (default), or by step"
     )
     gives_json(parser)
 

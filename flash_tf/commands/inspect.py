@@ -1,5 +1,7 @@
 """Draw what the layers of a trained model look at in a text."""
 
+from pathlib import Path
+
 from flash_tf.commands import gives_json, show, takes_model
 
 
@@ -12,7 +14,7 @@ def add_arguments(parser) -> None:
         "--layer", type=int, action="append", default=[], metavar="I", help="draw this layer; may be repeated"
     )
     parser.add_argument(
-        "--checkpoint", choices=("best", "newest"), default="best", help="by validation loss, or by step"
+        "--checkpoint", choices=("best", "newest"), default="best", help="by validation loss (default), or by step"
     )
     parser.add_argument("--out", metavar="DIR", help="where the pictures go; default MODEL_DIR/pictures")
     gives_json(parser)
@@ -32,5 +34,7 @@ def run(args, log) -> None:
     chosen = {"start": args.start, "tokens": args.tokens, "layers": args.layer}
     found = report.read(run.model, run.tokenizer, args.text, longest=longest, **chosen)
     files = page.write(out, "inspect", found.html(f"{args.model_dir}, step {step:,}"), found.pictures)
+    for file in set(page.folder(out).glob("inspect_layer_*.png")) - {Path(file) for file in files}:
+        file.unlink()  # of another text, or of layers that were not asked for
     text = "\n".join([found.text(), "", *files])
     show({"step": step, **found.as_dict(), "files": files} if args.json else text, args.json)

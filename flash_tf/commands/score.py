@@ -20,10 +20,14 @@ def add_arguments(parser) -> None:
 
 
 def run(args, log) -> None:
+    import tensorflow as tf
+
     from flash_tf.data.sources.text_files import TextFiles
     from flash_tf.scoring import score
     from flash_tf.training import loop
 
+    if not [path for path in tf.io.gfile.glob(args.file) if not tf.io.gfile.isdir(path)]:
+        raise ValueError(f"score needs a file of text, and {args.file!r} is none")
     source = TextFiles(args.file, args.file, args.documents, args.key)
     texts = (text for shard in source.shards("validation") for text in source.documents("validation", shard))
     found, _ = loop.restore(args.model_dir, log.progress())

@@ -22,7 +22,7 @@ def run(args, log) -> None:
     if found["option"] != tuning.TILE:
         progress.line(f"a model's {found['option']} is a part of its function: nothing was changed")
     elif found["fastest"] == (now := found["now"]):
-        progress.line(f"tile {now} is the fastest: nothing was changed")
+        progress.line(f"no tile is faster than {now} beyond the spread of its steps: nothing was changed")
     elif args.set:
         progress.line(f"tile {found['fastest']} is faster than {now}; with --set nothing is written")
     elif Path(args.config).is_file():

@@ -6,6 +6,7 @@ config. A model's chunk, `chunk_size`, is a part of the function: what another w
 
 import gc
 import inspect
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -34,8 +35,8 @@ def tune(config: configs.Config, sizes: Sequence[int] | None, steps: int, report
       report: Called with a line about what comes next.
 
     Returns:
-      `option`, "tile" or "chunk_size"; `rows`, for each size its `size`, `median_ms`, `compile_s` and
-      `program_bytes`, what XLA lays out for the step; `now`, the config's size; `fastest`.
+      `option`, "tile" or "chunk_size"; `rows`, for each size its `size`, `median_ms`, `least_ms`, `compile_s`
+      and `program_bytes`, what XLA lays out for the step; `now`, the config's size; `fastest`, of `faster`.
 
     Raises:
       ValueError: The config's mixers have no chunk, or a size is none.
@@ -50,8 +51,13 @@ def tune(config: configs.Config, sizes: Sequence[int] | None, steps: int, report
         report(f"{option} {size}: compiling, then {steps} steps")
         rows.append({"size": size, **_measure(_with(config, option, size), steps)})
         gc.collect()  # the model's memory, before the next one's
-    fastest = min(rows, key=lambda row: row["median_ms"])["size"]
-    return {"option": option, "now": now, "fastest": fastest, "sequence_length": n, "rows": rows}
+    return {"option": option, "now": now, "fastest": faster(rows, now), "sequence_length": n, "rows": rows}
+
+
+def faster(rows: list[dict], now: int) -> int:
+    """The size with the least median, if each step of `now`'s took longer; else `now`."""
+    best, before = min(rows, key=lambda row: row["median_ms"]), next(row for row in rows if row["size"] == now)
+    return best["size"] if best["median_ms"] < before["least_ms"] else now
 
 
 def _option(config):
@@ -73,8 +79,12 @@ def _with(config, option, size):
 
 def _set(model: dict[str, Any], option, size):
     for mixer in listed(model["mixer"]):
-        if option in inspect.signature(MIXERS.get(mixer["type"])).parameters:
+        if _has(mixer, option):
             mixer[option] = size
+
+
+def _has(mixer, option):
+    return option in inspect.signature(MIXERS.get(mixer["type"])).parameters
 
 
 def _measure(config, steps):
@@ -82,28 +92,57 @@ def _measure(config, steps):
     timed = timing.time_steps(experiment, steps)
     return {
         "median_ms": statistics.median(timed.milliseconds),
+        "least_ms": min(timed.milliseconds),
         "compile_s": timed.compile_s,
         "program_bytes": memory_of(experiment.compiled_step(config.batch_size, config.data.sequence_length)),
     }
 
 
 def write(path: str, size: int) -> None:
-    """Writes a tile into a config file. Of its comments those stay that are lines of their own, at its top."""
+    """Writes a tile into a config file, and changes nothing else of its text."""
     text = Path(path).read_text("utf-8")
-    values = yaml.safe_load(text)
-    model = values.setdefault("model", {})
-    if not all("type" in mixer for mixer in listed(model.get("mixer", {}))):  # the base has it, or its type
-        model["mixer"] = configs.to_mapping(configs.load(path))["model"]["mixer"]
-    _set(model, TILE, size)
-    head = [line for line in text.splitlines(keepends=True) if line.startswith("#")]
+    mixer = configs.to_mapping(configs.load(path))["model"]["mixer"]  # with what the base has
+    model = _child(yaml.compose(text), "model")
+    node = _child(model, "mixer")
+    if node is None:  # the base has it
+        whole = {"mixer": mixer}
+        _set(whole, TILE, size)
+        option = yaml.safe_dump(whole, default_flow_style=True, width=math.inf).strip()[1:-1]
+        edits = [_added(model, option)] if model else [(len(text), len(text), f"\nmodel:\n  {option}\n")]
+    else:
+        nodes = {id(one): (one, kind) for one, kind in zip(_items(node), listed(mixer), strict=True)}.values()
+        edits = [_edit(one, size) for one, kind in nodes if _has(kind, TILE)]
+    for start, end, new in sorted(edits, reverse=True):
+        text = text[:start] + new + text[end:]
     partial = Path(f"{path}.partial")
-    partial.write_text("".join(head) + yaml.safe_dump(values, sort_keys=False), "utf-8")
+    partial.write_text(text, "utf-8")
     partial.replace(path)
+
+
+def _child(node, name):
+    """The value under a key of a YAML mapping, or None."""
+    return next((value for key, value in node.value if key.value == name), None) if node else None
+
+
+def _items(node):
+    return node.value if isinstance(node, yaml.SequenceNode) else [node]
+
+
+def _edit(node, size):
+    """Where a mixer's text has its tile, or may have one: start, end, and what to put there."""
+    old = _child(node, TILE)
+    return (old.start_mark.index, old.end_mark.index, str(size)) if old else _added(node, f"{TILE}: {size}")
+
+
+def _added(node, option):
+    """An option before the first of a mapping."""
+    first = node.value[0][0].start_mark
+    return first.index, first.index, option + (", " if node.flow_style else "\n" + " " * first.column)
 
 
 def as_text(found: dict) -> str:
     """`tune`'s result as a table for people."""
-    best = next(row["median_ms"] for row in found["rows"] if row["size"] == found["fastest"])
+    best = min(row["median_ms"] for row in found["rows"])
     lines = [f"{found['option']:<12}{'ms a step':>12}{'over best':>12}{'memory':>14}"]
     for row in found["rows"]:
         mark = " (now)" if row["size"] == found["now"] else ""

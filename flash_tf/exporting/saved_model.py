@@ -48,9 +48,10 @@ class Options:
     lite: bool = False
 
     def __post_init__(self):
-        for name in ("longest", "new_tokens", "top_k"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"an export needs {name} of 1 or more, got {getattr(self, name)}")
+        counts = {"--max-length": self.longest, "--max-new-tokens": self.new_tokens, "--top-k": self.top_k}
+        for option, value in counts.items():
+            if value is not None and value < 1:
+                raise ValueError(f"an export needs {option} of 1 or more, got {value}")
 
 
 def export(run: Run, step: int, out: str, options: Options, report: Callable[[str], None]) -> dict:

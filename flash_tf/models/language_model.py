@@ -23,6 +23,13 @@ class TokenEmbedding(keras.layers.ReversibleEmbedding):
     def add_weight(self, *args, **kwargs):
         return super().add_weight(*args, **{**kwargs, "autocast": False})
 
+    def call(self, inputs, reverse=False):
+        if not reverse or inputs.shape[1] != 1 or self.quantization_mode:
+            return super().call(inputs, reverse=reverse)
+        # The next token's logits, by the table as it lies: a CPU's compiler would transpose it for every token.
+        table, rows = (ops.cast(x, self.reverse_dtype) for x in (self.embeddings, inputs[:, 0]))
+        return ops.transpose(ops.matmul(table, ops.transpose(rows)))[:, None]
+
 
 class LanguageModel(keras.Model):
     """Token ids `[b, n]` -> logits `[b, n, V]`: `norm(x) E^T + bias`, E being the embedding.
@@ -96,8 +103,8 @@ class LanguageModel(keras.Model):
             )
         if (self.position_embedding == "learned") != (self.max_length is not None):
             raise ValueError(
-                f"{name}: max_length belongs to position_embedding 'learned' and to no other, "
-                f"got {self.max_length} with {self.position_embedding!r}"
+                f"{name}: position_embedding 'learned' needs max_length, and no other takes it, "
+                f"got max_length {self.max_length} with {self.position_embedding!r}"
             )
         if not (parts := len(listed(self.mixer))) or self.depth % parts:
             raise ValueError(f"{name}: mixers of a list must divide the blocks, got {parts} for depth {self.depth}")

@@ -225,7 +225,7 @@ def overview(summaries: Sequence[dict], row_sums: Sequence[np.ndarray]) -> Figur
     for axes in cells[0]:
         axes.set_xlabel("layer")
         axes.set_xlim(min(layers) - 0.6, max(layers) + 0.6)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10, min_n_ticks=1))
     return drawn
 
 

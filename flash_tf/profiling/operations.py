@@ -4,7 +4,8 @@ import re
 
 from tensorflow.compiler.xla.service import hlo_pb2
 
-OP = re.compile(r"[^\s:]+:[A-Za-z_]\w*")  # an operation of TensorFlow in a trace: name:Type
+# An operation of TensorFlow in a trace: name:Type. A function's call, `:__inference_…`, is around its operations.
+OP = re.compile(r"[^\s:]+:_?[A-Za-z]\w*")
 LOOPS = re.compile(
     r"(?:while|cond)/(?:body/_\d+/|true/_\d+/|false/_\d+/)?|replica_\d+/|jit\([^)]*\)/|StatefulPartitionedCall/"
 )

@@ -2,6 +2,8 @@
 
 import contextlib
 import signal
+import socket
+import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -165,24 +167,43 @@ class Profile:
 
 
 class Signals:
-    """SIGTERM and SIGINT save and end the run after the loop that they come in; a second SIGINT ends it at once."""
+    """SIGTERM and SIGINT save and end the run after the loop that they come in; a second SIGINT does not wait to save.
+
+    Python's handlers run when TensorFlow gives control back, after the loop. What says that a signal has come is a
+    thread that the system's own handler wakes.
+    """
 
     def __init__(self, save: Callable[[], None], progress: Progress):
         self._save, self._progress, self._received = save, progress, None
 
     def __enter__(self):
         self._before = {number: signal.signal(number, self._receive) for number in (signal.SIGTERM, signal.SIGINT)}
+        self._heard, told = socket.socketpair()
+        told.setblocking(False)
+        self._told, self._woken = told, signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
+        self._teller = threading.Thread(target=self._tell, daemon=True)
+        self._teller.start()
         return self
 
     def __exit__(self, *_):
+        signal.set_wakeup_fd(self._woken)
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        self._told.close()  # which ends the thread
+        self._teller.join()
+
+    def _tell(self):
+        then = "saving after this loop of steps"
+        with self._heard:
+            while number := self._heard.recv(1):
+                if number[0] in self._before:
+                    self._progress.line(f"{signal.Signals(number[0]).name}: {then}")
+                    then = "ending after this loop of steps, without saving"
 
     def _receive(self, number, _):
         if self._received is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self._received = number
-        self._progress.line(f"{signal.Signals(number).name}: saving after this loop of steps")
 
     def __call__(self, output):
         if self._received is not None:

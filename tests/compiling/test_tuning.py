@@ -9,6 +9,7 @@ import yaml
 
 from flash_tf import config
 from flash_tf.compiling import tuning
+from flash_tf.models.language_model import listed
 from tests.training import runs
 from tests.training.test_bad_input import one_line
 
@@ -23,7 +24,7 @@ def written(folder, mixer):
     return str(path)
 
 
-def test_a_tile_is_timed_and_the_fastest_is_written_beside_the_first_comments(tmp_path):
+def test_a_tile_is_timed_and_the_fastest_is_written(tmp_path):
     path = written(tmp_path, LINEAR)
     before = config.to_mapping(config.load(path))
     status, out, err = runs.command(tmp_path, "tune", path, "--sizes", "16", "32", "--steps", "2", "--json")
@@ -31,12 +32,47 @@ def test_a_tile_is_timed_and_the_fastest_is_written_beside_the_first_comments(tm
     found = json.loads(out)
     assert (found["option"], found["now"], [row["size"] for row in found["rows"]]) == ("tile", 8, [8, 16, 32])
     assert all(row["median_ms"] > 0 and row["program_bytes"] > 1e4 for row in found["rows"])
-    assert found["fastest"] == min(found["rows"], key=lambda row: row["median_ms"])["size"]
+    assert found["fastest"] == tuning.faster(found["rows"], 8)
     after = config.to_mapping(config.load(path))
     assert after["model"]["mixer"]["tile"] == found["fastest"]
     before["model"]["mixer"]["tile"] = found["fastest"]
     assert after == before
     assert Path(path).read_text().startswith("# what it is\n# measured: nothing\n")
+
+
+@pytest.mark.parametrize(("least", "fastest"), [(10.1, 16), (9.9, 8)])
+def test_a_size_is_faster_only_where_every_step_of_the_present_one_took_longer(least, fastest):
+    rows = [{"size": 8, "median_ms": 12.0, "least_ms": least}, {"size": 16, "median_ms": 10.0, "least_ms": 1.0}]
+    assert tuning.faster(rows, 8) == fastest
+
+
+@pytest.mark.parametrize(
+    ("mixer", "after"),
+    [
+        (
+            "mixer: {type: linear_attention, tile: 8, heads: 2}  # two",
+            "mixer: {type: linear_attention, tile: 64, heads: 2}  # two",
+        ),
+        (
+            "mixer: {type: linear_attention, heads: 2}  # two",
+            "mixer: {tile: 64, type: linear_attention, heads: 2}  # two",
+        ),
+        ("mixer:  # of a block\n    heads: 2  # two", "mixer:  # of a block\n    tile: 64\n    heads: 2  # two"),
+        (
+            "mixer:\n  - &one {type: linear_attention, heads: 2}\n  - {type: diag_attention}\n  - *one",
+            "mixer:\n  - &one {tile: 64, type: linear_attention, heads: 2}\n  - {type: diag_attention}\n  - *one",
+        ),
+    ],
+)
+def test_a_tile_is_all_that_changes_in_the_text(tmp_path, mixer, after):
+    base, path = written(tmp_path, LINEAR), tmp_path / "own.yaml"
+    text = "# own\nbase: {base}\nmodel:  # small\n  depth: {depth}\n  {mixer}\n# end\n"
+    depth = 3 if "diag" in mixer else 1
+    path.write_text(text.format(base=base, mixer=mixer, depth=depth))
+    tuning.write(str(path), 64)
+    assert path.read_text() == text.format(base=base, mixer=after, depth=depth)
+    loaded = listed(config.load(str(path)).model["mixer"])
+    assert all(one["tile"] == 64 for one in loaded if one["type"] == "linear_attention")
 
 
 @pytest.mark.parametrize("own", ["width: 32", "width: 32, mixer: {tile: 4}"])

@@ -220,8 +220,8 @@ def test_learned_positions_refuse_a_longer_sequence(kind):
 
 @each_model
 @pytest.mark.parametrize(("wrong", "message"), [
-    ({"position_embedding": "learned"}, "max_length belongs to position_embedding 'learned'.* got None with 'learned'"),
-    ({"max_length": 9}, "max_length belongs to position_embedding 'learned'.* got 9 with 'scaled_sin'"),
+    ({"position_embedding": "learned"}, "'learned' needs max_length.* got max_length None with 'learned'"),
+    ({"max_length": 9}, "no other takes it.* got max_length 9 with 'scaled_sin'"),
     ({"position_embedding": "rotary"}, "position_embedding must be 'scaled_sin', 'learned' or null, got 'rotary'"),
     ({"depth": 0}, "needs depth >= 1, got 0"),
     ({"vocabulary_size": 0}, "needs vocabulary_size >= 1, got 0"),

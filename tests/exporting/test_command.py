@@ -80,8 +80,13 @@ BAD = {
     "a folder that is no model directory": ("none", [], "is not a model directory"),
     "a run without a checkpoint": ("unfinished", [], "has no checkpoint yet"),
     "more candidates than pieces": ("model", ["--top-k", "101"], "top-k must be at most the vocabulary's 100, got 101"),
-    "no candidate": ("model", ["--top-k", "0"], "an export needs top_k of 1 or more, got 0"),
-    "a length of none": ("model", ["--max-length", "0"], "an export needs longest of 1 or more, got 0"),
+    "no candidate": ("model", ["--top-k", "0"], "an export needs --top-k of 1 or more, got 0"),
+    "a length of none": ("model", ["--max-length", "0"], "an export needs --max-length of 1 or more, got 0"),
+    "an option of other models": (
+        "model",
+        ["--max-new-tokens", "3"],
+        "--max-new-tokens goes with causal models, and that of",
+    ),
     "a bucket": ("model", ["gs://there"], "an export is written to a local folder"),
 }
 

@@ -89,6 +89,16 @@ def test_a_preset_brings_its_tokenizer_and_takes_other_options(tmp_path):
     assert sorted(path.name for path in (tmp_path / "preset").iterdir()) == names[:2]
 
 
+def test_a_quantized_model_is_refused_and_the_preset_that_is_there_stays(tmp_path):
+    model = model_of("causal-flash")
+    model.save_to_preset(str(tmp_path))
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    model.quantize("int8")
+    with pytest.raises(ValueError, match="was quantized, and no preset of it can be read again"):
+        model.save_to_preset(str(tmp_path))
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
 def test_a_bad_preset_is_named(tmp_path):
     with pytest.raises(ValueError, match="is no preset: it has no config.json"):
         LanguageModel.from_preset(str(tmp_path))

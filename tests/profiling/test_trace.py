@@ -152,6 +152,11 @@ def test_scopes_lose_the_numbers_of_layers_and_calls_and_nothing_else():
     assert operations.of_tensorflow("a/conv2d_1/Conv2D:_MklConv2D") == ("a/conv2d/Conv2D", "Conv2D")
 
 
+def test_the_call_of_a_function_is_no_operation_beside_those_in_it():
+    assert operations.OP.fullmatch("a/conv2d_1/Conv2D:_MklConv2D") and operations.OP.fullmatch("while:While")
+    assert not operations.OP.fullmatch("__inference_read_2995:__inference_read_2995")
+
+
 def covered(starts, ends, size=100):
     times = np.zeros(size, bool)
     for start, end in zip(starts, ends, strict=True):

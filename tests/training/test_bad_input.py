@@ -147,6 +147,7 @@ def test_a_config_that_is_not_there_or_no_yaml_is_named(folder):
     assert line.endswith(
         "no config file 'quickstrat', and none of that name in the package; did you mean 'quickstart'?"
     )
+    assert f"is a run: the config in it is {folder}/config.yaml" in one_line(runs.command(folder, "describe", folder))
     (folder / "config.yaml").write_text("model: [")
     assert f"{folder}/config.yaml is not YAML" in one_line(train(folder))
     (folder / "config.yaml").write_text("- a list")
