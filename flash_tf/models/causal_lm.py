@@ -9,6 +9,7 @@ from flash_tf.generation import Generator
 from flash_tf.layers.streaming import joined, next_positions, normalized, split
 from flash_tf.models import MODELS
 from flash_tf.models.language_model import LanguageModel, unpack
+from flash_tf.models.states import Layout
 
 
 @MODELS.register("causal_lm")
@@ -94,6 +95,10 @@ class CausalLM(LanguageModel):
         Returns:
           Logits `[b, k, V]`, or `[b, 1, V]` if `last`, in the compute dtype; and the state, with the same keys.
 
+        Raises:
+          ValueError: The state is of another batch or another model, or, outside of a compiled function, has no room
+            for so many tokens more.
+
         Example:
           >>> import numpy as np
           >>> model = CausalLM(100, width=16, depth=2, mixer={"type": "mixed_chunk", "chunk_size": 4, "key_dim": 8})
@@ -106,6 +111,7 @@ class CausalLM(LanguageModel):
         if "position" not in state or state["position"].shape != (rows,):
             given = state["position"].shape[0] if "position" in state else "no state of initial_state"
             raise ValueError(f"{self.name} needs a state of as many rows as there are token_ids, {rows}, got {given}")
+        self._layout.check(self.name, state, token_ids.shape[1], valid)
         states = self._split(state)
         if token_ids.shape[1] == 1 and prepared is None:
             logits, state = self.extend(token_ids, state, valid, self.prepare(state))
@@ -170,6 +176,11 @@ class CausalLM(LanguageModel):
         texts = any(isinstance(prompt, str) for prompt in prompts)
         ends = stop_tokens if stop_tokens is not None else (self.tokenizer.eos_id,) if texts and self.tokenizer else ()
         return self.tokenize(prompts) if texts else prompts, ends, texts
+
+    @functools.cached_property
+    def _layout(self):
+        make = lambda n: [mixer.initial_state(1, n if mixer.grows else None) for mixer in self.mixers]  # noqa: E731
+        return Layout(lambda n: joined("block", make(n)))
 
     def _split(self, state):
         return split("block", state, self.depth)

@@ -26,7 +26,7 @@ class TokenEmbedding(keras.layers.ReversibleEmbedding):
     def call(self, inputs, reverse=False):
         if not reverse or inputs.shape[1] != 1 or self.quantization_mode:
             return super().call(inputs, reverse=reverse)
-        # The next token's logits, by the table as it lies: a CPU's compiler would transpose it for every token.
+        # By the table as it lies: a CPU's compiler would transpose it for every token.
         table, rows = (ops.cast(x, self.reverse_dtype) for x in (self.embeddings, inputs[:, 0]))
         return ops.transpose(ops.matmul(table, ops.transpose(rows)))[:, None]
 
@@ -35,9 +35,8 @@ class LanguageModel(keras.Model):
     """Token ids `[b, n]` -> logits `[b, n, V]`: `norm(x) E^T + bias`, E being the embedding.
 
     Tied embedding and output bias are what the parameter counts of FLASH's tables imply. The options from
-    `embedding_norm` on are what those of other papers imply: a head without bias as LLaMA's, or one as RoBERTa's.
-
-    A subclass sets `causal` and has `call`.
+    `embedding_norm` on are what those of other papers imply: a head without bias as LLaMA's, or one as RoBERTa's. A
+    subclass sets `causal` and has `call`.
 
     Args:
       vocabulary_size: V.
@@ -209,7 +208,7 @@ class LanguageModel(keras.Model):
         return mixers
 
     def project(self, x):
-        """What the last block puts out, `[..., d]` -> what the norm before the head takes, `[..., d]`."""
+        """What the last block puts out -> what the norm before the head takes, both `[..., d]`."""
         return self.transform(x) if self.head_projection else x
 
     def _padded(self, texts):

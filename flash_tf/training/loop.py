@@ -73,6 +73,8 @@ def train(config: Config, model_dir: str, progress: Progress) -> dict:
             progress.line(evaluation_line(run.evaluation))
             evaluations.append([run.evaluation])
             run.save()
+    if not run.evaluation:
+        progress.line(f"the run has all of its {run.steps:,} steps: evaluating the last once more")
     return run.evaluation or {"step": run.steps, **evaluator.evaluate(None)}
 
 

@@ -10,6 +10,7 @@ from keras import ops
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.models import MODELS
 from tests.backends import to_numpy
+from tests.contracts.test_mixers import TWO
 from tests.numerics import BFLOAT16_LAYER, FLOAT32, relative_error
 
 B, N, V, D, C = 2, 37, 50, 32, 8
@@ -192,7 +193,7 @@ def test_padding_on_the_right_equals_a_shorter_text(kind, positions):
 @each_model
 @pytest.mark.parametrize("mixer", MIXERS.names())
 def test_a_model_is_causal_exactly_when_it_says_so(kind, mixer):
-    options = {"heads": 2, "chunk_size": C, "key_dim": 16}
+    options = {"heads": 2, "chunk_size": C, "key_dim": 16, "mixers": list(TWO)}
     takes = inspect.signature(MIXERS.get(mixer)).parameters
     mixed = {"type": mixer, **{k: v for k, v in options.items() if k in takes}}
     refused = {

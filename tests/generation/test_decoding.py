@@ -8,6 +8,7 @@ import pytest
 from keras import ops
 
 from flash_tf.generation import decode, greedy
+from flash_tf.models.causal_lm import CausalLM
 from flash_tf.models.masked_lm import MaskedLM
 from tests.backends import compiled, to_numpy
 from tests.contracts.test_streams import B, C, V, begun, each_mixer, model_of, token_ids
@@ -92,6 +93,44 @@ def test_bad_arguments_are_named():
     masked = MaskedLM(V, width=16, depth=1, mixer={"type": "quadratic", "key_dim": 8})
     with pytest.raises(ValueError, match="causal language model, got MaskedLM"):
         greedy(masked, None, {}, 1)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"depth": 3}, "with no block_2/"),
+        ({"width": 16}, r"with block_0/open \[b, 8, 96\], got block_0/open \[b, 8, 64\]"),
+        ({"mixer": {"type": "retention", "heads": 2}}, r"with block_0/.*, got no block_0/"),
+    ],
+)
+def test_a_state_of_another_model_is_named(other, message):
+    model = model_of("mixed_chunk")
+    options = {"vocabulary_size": V, "width": model.width, "depth": 2, "mixer": model.mixer, **other}
+    state = CausalLM(**options).initial_state(B)
+    with pytest.raises(ValueError, match=f"{model.name} needs a state of its own, {message}"):
+        model.extend(token_ids(B, 1), state)
+
+
+@pytest.mark.parametrize(
+    "mixer",
+    [
+        {"type": "quadratic", "key_dim": 8},
+        {"type": "self_attention", "heads": 2},
+        {"type": "weighted_chunks", "key_dim": 8, "chunk_size": 8},
+        {"type": "combiner", "heads": 2, "chunk_size": 8},
+    ],
+    ids=lambda mixer: mixer["type"],
+)
+def test_a_full_cache_is_an_error_and_one_that_is_filled_to_its_end_is_none(mixer):
+    model = CausalLM(V, width=16, depth=2, mixer=mixer, feedforward={"type": "glu"})
+    _, state = model.extend(token_ids(B, 13), model.initial_state(B, 16))
+    _, full = model.extend(token_ids(B, 3), state)
+    room = "room for (16|23) tokens a row, got rows of 1[36] and"  # what remains of the last chunk may be more
+    with pytest.raises(ValueError, match=room):
+        model.extend(token_ids(B, 11), state)
+    with pytest.raises(ValueError, match=room):
+        model.extend(token_ids(B, 9), full, valid=ops.convert_to_tensor([9] * B, "int32"))
+    model.extend(token_ids(B, 11), state, valid=ops.convert_to_tensor([3] * B, "int32"))
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="reads what TensorFlow's XLA made")

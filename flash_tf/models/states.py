@@ -1,0 +1,62 @@
+"""Whether a decoding state is one of a model's, and has room for what comes."""
+
+from collections.abc import Callable
+
+from keras import ops
+
+SHORT, LONG = 1024, 2048  # tokens of two states, which tell what of a state grows
+
+
+class Layout:
+    """What the states of a model look like, whatever their rows and their capacity.
+
+    Args:
+      make: A capacity in tokens -> the state of one row.
+    """
+
+    def __init__(self, make: Callable[[int], dict]):
+        self._short, self._long = ({name: tuple(x.shape) for name, x in make(n).items()} for n in (SHORT, LONG))
+
+    def check(self, who: str, state: dict, tokens: int, valid=None) -> None:
+        """Raises a ValueError unless `state` has this layout, and room for `tokens` more of each row, or `valid` [b].
+
+        What rows have had is known outside of compiled functions alone: in one, a row's tokens past its capacity are
+        not kept, and it is the caller who sees to it.
+        """
+        for name in sorted(self._short.keys() | state.keys()):
+            need, got = self._short.get(name), tuple(state[name].shape) if name in state else None
+            if need is None or got is None or not self._alike(name, got):
+                raise ValueError(f"{who} needs a state of its own, with {_said(name, need)}, got {_said(name, got)}")
+        most = self._capacity(state)
+        if most is None or (had := _number(state["position"])) is None:
+            return
+        come = tokens if valid is None else _number(valid)
+        if come is not None and had + come > most:
+            raise ValueError(f"{who} has a state with room for {most} tokens a row, got rows of {had} and {come} more")
+
+    def _alike(self, name, got):
+        short, long = self._short[name], self._long[name]
+        free = [True, *(a != b for a, b in zip(short[1:], long[1:], strict=True))]
+        return len(got) == len(short) and all(f or a == b for f, a, b in zip(free, short, got, strict=True))
+
+    def _capacity(self, state):
+        """The most tokens that all of a state's caches have room for, or None where nothing grows."""
+        found = []
+        for name, short in self._short.items():
+            for axis, (a, b) in enumerate(zip(short, self._long[name], strict=True)):
+                if a != b:
+                    each = (LONG - SHORT) // (b - a)  # tokens of a slot, of which the last may be open
+                    found.append(SHORT + (state[name].shape[axis] - a) * each + each - 1)
+        return min(found, default=None)
+
+
+def _said(name, shape):
+    return f"no {name}" if shape is None else f"{name} [b, {', '.join(map(str, shape[1:]))}]".replace(", ]", "]")
+
+
+def _number(x):
+    """The greatest of some integers, or None while a function is traced."""
+    try:
+        return int(ops.max(x))
+    except (TypeError, AttributeError, NotImplementedError):
+        return None
