@@ -267,7 +267,7 @@ def test_a_model_refuses_a_state_that_it_cannot_have():
     learned = model_of("quadratic", position_embedding="learned", max_length=9)
     with pytest.raises(ValueError, match="max_length=9, got 10"):
         learned.initial_state(B, 10)
-    with pytest.raises(ValueError, match="max_length=9 tokens, got 10"):
+    with pytest.raises(ValueError, match="room for 9 tokens a row, got rows of 0 and 10 more"):
         learned.extend(ops.convert_to_tensor(token_ids(B, 10)), learned.initial_state(B, 9))
 
 
