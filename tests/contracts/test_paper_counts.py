@@ -11,7 +11,8 @@ from flash_tf.training import build
 
 TABLES = json.loads(Path(__file__).parent.with_name("paper_tables.json").read_text("utf-8"))
 ROWS = {row["config"]: row for row in TABLES["rows"]}
-TASKS = ("mlm_c4", "lm_wiki40b", "lm_pg19", "wikitext103_lm", "flash_figure3_lm", "c4_lm")
+TASKS = {"mlm_c4", "lm_wiki40b", "lm_pg19", "wikitext103_lm", "wikitext103_mlm", "c4_lm"}
+TASKS |= {"flash_figure3_lm", "flash_figure3_mlm"}
 
 
 def parameters(name):
