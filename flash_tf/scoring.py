@@ -1,4 +1,4 @@
-"""How likely a causal language model finds documents of any length, in constant memory."""
+"""How likely a causal language model finds documents of any length, in memory that is constant but for the text."""
 
 from collections.abc import Iterable, Iterator
 
