@@ -99,14 +99,14 @@ def read_tokens(path: str, vocabulary_size: int) -> np.ndarray:
     return tokens
 
 
-def likely_tokens(manifest: Manifest, count: int) -> np.ndarray:
+def likely_tokens(vocabulary_size: int, eos: int, seed: int, count: int) -> np.ndarray:
     """Tokens about as frequent as those of text, int32 `[count]`: by Zipf's law, an eos after 500 or so.
 
     The number of an embedding's rows that a batch reads, and how often it reads each, decide a part of a step's time.
     """
-    rng = np.random.default_rng(manifest.seed)
-    share = 1 / np.arange(1, manifest.vocabulary_size - FIRST + 1)
+    rng = np.random.default_rng(seed)
+    share = 1 / np.arange(1, vocabulary_size - FIRST + 1)
     ranks = np.searchsorted(np.cumsum(share) / share.sum(), rng.random(count))
     tokens = (FIRST + ranks).astype(np.int32)
-    tokens[rng.random(count) < 1 / 500] = manifest.ids["eos"]
-    return np.minimum(tokens, manifest.vocabulary_size - 1)
+    tokens[rng.random(count) < 1 / 500] = eos
+    return np.minimum(tokens, vocabulary_size - 1)

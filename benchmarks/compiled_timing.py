@@ -16,7 +16,6 @@ from flash_tf.compiling.manifest import Manifest
 
 WARM_UP = 3  # steps
 BATCHES = 4  # different ones: on a device a batch takes the place of nothing that matters
-TASKS = {"causal_lm": "lm", "masked_lm": "mlm"}
 # Relative error of a loss, by precision. Three steps at the peak rate move a loss by tenths. On a CPU, XLA and
 # TensorFlow without it differ by 2e-7 and, with the 24 layers of FLASH, 1.7e-3; a GPU multiplies float32 as TF32, of
 # which a rounding is 5e-4.
@@ -85,7 +84,7 @@ def measure(
         "model": manifest.name.split("/")[-1].removesuffix(".yaml"),
         "framework": "TensorFlow",
         "runner": "JAX",
-        "task": TASKS[manifest.task],
+        "task": devices.TASKS[manifest.task],
         "config": manifest.name,
         "n": n,
         "batch": program.batch_size,
@@ -106,7 +105,8 @@ def measure(
 def _times(manifest, step, device, steps):
     """Milliseconds between the completions of steps that are enqueued one ahead; the last loss."""
     program = step.program
-    tokens = likely_tokens(manifest, BATCHES * program.batch_size * (program.sequence_length + 1))
+    count = BATCHES * program.batch_size * (program.sequence_length + 1)
+    tokens = likely_tokens(manifest.vocabulary_size, manifest.ids["eos"], manifest.seed, count)
     stream = Stream(tokens, manifest, keep_partial=False)
     batches = [
         {name: jax.device_put(x, device) for name, x in stream.batch(i * program.batch_size, program).items()}

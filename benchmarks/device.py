@@ -16,6 +16,7 @@ from typing import Any, TextIO
 
 ROOT = Path(__file__).parents[1]
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16_384, 32_768)  # of a sequence, in tokens
+TASKS = {"causal_lm": "lm", "masked_lm": "mlm"}  # as results call what models of a type learn
 # Peak dense bfloat16 FLOP/s of one device, by datasheet; keys are words of device names.
 PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L4": 121e12}
 

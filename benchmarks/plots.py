@@ -17,7 +17,6 @@ from typing import Any
 
 from benchmarks import device
 
-TASKS = {"causal_lm": "lm", "masked_lm": "mlm"}  # as model types are called elsewhere
 NEEDED = ("task", "model", "n", "tokens")
 
 
@@ -73,7 +72,7 @@ def read(path: str, needed: Sequence[str] = NEEDED) -> list[dict[str, Any]]:
         for row in rows:
             if missing := [name for name in needed if name not in row]:
                 raise KeyError(missing[0])
-            row["task"] = TASKS.get(row.get("task"), row.get("task"))
+            row["task"] = device.TASKS.get(row.get("task"), row.get("task"))
     except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, TypeError):
         raise ValueError(f"{path} is no result file: it holds no JSON object") from None
     except KeyError as error:

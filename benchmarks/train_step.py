@@ -2,12 +2,15 @@
 
     python -m benchmarks.train_step --task mlm --json benchmarks/results/mlm.json
     python -m benchmarks.train_step --exported exports/lm-flash-512 exports/lm-flash-8192 --json lm.json
+    KERAS_BACKEND=jax python -m benchmarks.train_step --models transformer_plus_plus --lengths 512 --json keras.json
 
 The first builds the models of the paper's configs and runs the step in TensorFlow, compiled whole by XLA unless
-`--set train.jit_compile=false`. The second runs what `flash-tf compile` exported, and needs NumPy and JAX alone.
+`--set train.jit_compile=false`. The second runs what `flash-tf compile` exported, and needs NumPy and JAX alone. The
+third builds them in Keras on JAX, without TensorFlow, where softmax attention is one kernel on a GPU.
 """
 
 import argparse
+import dataclasses
 import gc
 import math
 import os
@@ -34,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
             raise ValueError(f"--{name.replace('_', '-')} {side} --exported")
         delattr(args, name)  # the result must not say what was not asked
     with device.libraries_in_log("train_step"):
-        name, packages, rows = _through_jax(args) if args.exported else _in_tensorflow(args)
+        name, packages, rows = _through_jax(args) if args.exported else _in_keras(args)
         results = device.Results(args, "train_step", device=name, packages=packages)
         print(f"training steps on {name}")
         print(device.table_line(COLUMNS, WIDTHS), flush=True)
@@ -76,33 +79,60 @@ def _exported_rows(artifacts, where, steps, options) -> Iterator[dict]:
 
 def _about(manifest):
     """What a row of a step that has no time says."""
-    from benchmarks.compiled_timing import TASKS
-
     program = manifest.programs["step"]
     row = {
         "model": manifest.name.split("/")[-1].removesuffix(".yaml"),
         "framework": "TensorFlow",
         "runner": "JAX",
-        "task": TASKS[manifest.task],
+        "task": device.TASKS[manifest.task],
     }
     row |= {"config": manifest.name, "n": program.sequence_length}
     return row | {"batch": program.batch_size, "tokens": program.tokens}
 
 
-def _in_tensorflow(args):
+def _in_keras(args):
     for n in args.lengths:
         device.batch_size(n, args.tokens)
     from benchmarks import backends
-
-    if backends.on_jax():
-        raise ValueError("it times TensorFlow: unset KERAS_BACKEND")
     from flash_tf import config
-    from flash_tf.compiling import artifact
 
     names = [(f"{CONFIGS[args.task]}/{model}", n) for model in args.models for n in args.lengths]
     sizes = lambda n: [f"data.sequence_length={n}", f"train.tokens_per_step={args.tokens}"]  # noqa: E731
-    wanted = [(name, *artifact.prepare(config.load(name, [*sizes(n), *args.set]))) for name, n in names]
+    wanted = [(name, config.load(name, [*sizes(n), *args.set])) for name, n in names]
+    if backends.on_jax():
+        return backends.device_name(), ("keras", "jax", "jaxlib", "numpy"), _jax_rows(wanted, args)
+    from flash_tf.compiling import artifact
+
+    wanted = [(name, *artifact.prepare(config)) for name, config in wanted]
     return backends.device_name(), ("tensorflow", "keras", "numpy"), _tensorflow_rows(wanted, args)
+
+
+def _in_keras_row(name, config, framework, runner):
+    n, masking = config.data.sequence_length, config.masking
+    row = {"model": name.split("/")[1], "framework": framework, "runner": runner, "config": name, "n": n}
+    row |= {"task": device.TASKS[config.model["type"]], "batch": config.batch_size}
+    row |= {"tokens": config.train.tokens_per_step, "predicted": n if masking is None else round(masking.rate * n)}
+    return row
+
+
+def _jax_rows(wanted, args) -> Iterator[dict]:
+    from benchmarks import backends, keras_step
+    from flash_tf.config import MaskingConfig
+
+    for name, config in wanted:
+        if config.model["type"] == "masked_lm" and config.masking is None:
+            config = dataclasses.replace(config, masking=MaskingConfig())
+        row = _in_keras_row(name, config, "Keras", "JAX")
+        try:
+            row |= keras_step.measure(config, args.steps)
+        except keras_step.GradientError as error:
+            row |= {"wrong": True, "error": f"not timed: {error}"}
+        except Exception as error:  # of JAX, whose types differ by version
+            if not backends.is_out_of_memory(error):
+                raise
+            row |= {"error": "out of memory"}
+        yield row
+        gc.collect()  # the model's memory, before the next one's
 
 
 def _tensorflow_rows(wanted, args) -> Iterator[dict]:
@@ -118,9 +148,7 @@ def _tensorflow_row(name, config, ids, args):
     from flash_tf.compiling import programs, timing
     from flash_tf.training import build
 
-    row = {"model": name.split("/")[1], "framework": "TensorFlow", "runner": "TensorFlow", "task": args.task}
-    row |= {"config": name, "n": config.data.sequence_length, "batch": config.batch_size}
-    row |= {"tokens": config.train.tokens_per_step, "predicted": build.predicted(config)}
+    row = _in_keras_row(name, config, "TensorFlow", "TensorFlow")
     try:
         experiment = programs.Experiment(config, ids)
         timed = timing.time_steps(experiment, args.steps)

@@ -31,3 +31,13 @@ def on_tpu() -> bool:
 def on_lite() -> bool:
     """Whether TensorFlow Lite is to run what is being traced."""
     return bool(_chosen) and _chosen[-1] == "lite"
+
+
+def fuses_attention(dtype) -> bool:
+    """Whether Keras has softmax attention of this dtype in one kernel here, cuDNN's: on JAX, on a GPU, of 16 bits.
+
+    TensorFlow has no such operator.
+    """
+    if keras.config.backend() != "jax" or keras.backend.standardize_dtype(dtype) not in ("bfloat16", "float16"):
+        return False
+    return any(name.startswith(("gpu", "cuda")) for name in keras.distribution.list_devices())

@@ -1,0 +1,159 @@
+"""The training step of a config's model through Keras on JAX, without TensorFlow: its attention is one kernel on a GPU.
+
+The model, its loss and its initial distributions are those that `flash-tf train` has; AdamW is Keras's own.
+"""
+
+import functools
+import itertools
+import time
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+from keras import ops
+
+from benchmarks import device as devices
+from benchmarks.compiled_data import likely_tokens
+from flash_tf.config import Config
+from flash_tf.models import MODELS
+from kernels_xla.cross_entropy import cross_entropy
+
+WARM_UP, BATCHES = 3, 4  # steps; different batches
+EOS, MASK = 1, 3  # ids, as a tokenizer of the package has them
+CHECKED = 1024  # tokens
+# Worst relative error of a matrix's gradient in bfloat16: products of numbers rounded to 4e-3, through all layers. One
+# that is wrong differs by about 1. Of vectors, which are sums over all tokens, little but rounding may be left.
+GRADIENT_ERROR = 0.1
+
+
+class GradientError(ValueError):
+    """The step in its own precision does not compute what it does in float32."""
+
+
+def measure(config: Config, steps: int) -> dict[str, Any]:
+    """Proves the gradients against those in float32, where no kernel is fused, then times whole steps.
+
+    Args:
+      config: Of an experiment without dropout.
+      steps: How many are timed, after the warm-up.
+
+    Returns:
+      `gradient_error`, `compile_s`, `peak_bytes` (arguments, results that take over no argument's memory, temporaries),
+      `last_loss`, `parameters`, and `devices.timing`'s.
+
+    Raises:
+      GradientError: When a gradient is wrong; nothing is timed then.
+    """
+    keras.utils.set_random_seed(config.train.seed)
+    model = _model(config, config.train.precision)
+    error = _gradient_error(config, model)
+    optimizer = _optimizer(config, model)
+    rows = config.batch_size
+    batches = [jax.device_put(_batch(config, rows, seed)) for seed in range(BATCHES)]
+    state = [v.value for v in model.trainable_variables], [v.value for v in optimizer.variables]
+    fixed = [v.value for v in model.non_trainable_variables]
+
+    def step(state, fixed, batch):
+        weights, slots = state
+        loss, gradients = jax.value_and_grad(functools.partial(_loss, model))(weights, fixed, batch)
+        return optimizer.stateless_apply(slots, gradients, weights), loss
+
+    start = time.perf_counter()
+    run = jax.jit(step, donate_argnums=0).lower(state, fixed, batches[0]).compile()
+    compile_s, ends, before = time.perf_counter() - start, [], None
+    for done in range(WARM_UP + steps + 1):
+        (weights, slots), loss = run(state, fixed, batches[done % BATCHES])
+        state = weights, slots
+        if before is not None:
+            last = float(before)  # of the step before, while this one is at work
+            ends.append(time.perf_counter())
+        before = loss
+    milliseconds = [1e3 * (b - a) for a, b in itertools.pairwise(ends)][-steps:]
+    memory, n = run.memory_analysis(), config.data.sequence_length
+    results = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    known = jax.devices()[0].device_kind if config.train.precision == "mixed_bfloat16" else ""
+    return {
+        "gradient_error": error,
+        "compile_s": compile_s,
+        "peak_bytes": memory.argument_size_in_bytes + results + memory.temp_size_in_bytes,
+        "last_loss": last,
+        "parameters": model.count_params(),
+        **devices.timing(
+            milliseconds, tokens=rows * n, flops=3 * rows * model.flops(n, _predicted(config)), device=known
+        ),
+    }
+
+
+def _model(config, precision):
+    options = {"max_length": config.data.sequence_length} if config.model.get("position_embedding") else {}
+    model = MODELS.build({**options, **config.model}, dtype=precision)
+    model.build()
+    return model
+
+
+def _optimizer(config, model):
+    wanted = config.optimizer
+    optimizer = keras.optimizers.AdamW(
+        wanted.learning_rate,
+        weight_decay=wanted.weight_decay,
+        beta_1=wanted.betas[0],
+        beta_2=wanted.betas[1],
+        epsilon=wanted.epsilon,
+        global_clipnorm=wanted.clip and wanted.clip.norm,
+    )
+    optimizer.exclude_from_weight_decay([v for v in model.trainable_variables if len(v.shape) < 2])
+    optimizer.build(model.trainable_variables)
+    return optimizer
+
+
+def _loss(model, weights, fixed, batch):
+    """The mean negative log-likelihood, as `flash_tf.training.objective` has it."""
+    variables = [*zip(model.trainable_variables, weights, strict=True)]
+    variables += zip(model.non_trainable_variables, fixed, strict=True)
+    with keras.StatelessScope(state_mapping=variables):
+        x = model.encode(**batch["inputs"], training=True)
+        labels = ops.reshape(batch["labels"], (-1,))
+        head = model.embedding.embeddings.value, None if model.output_bias is None else model.output_bias.value
+        loss = cross_entropy(ops.reshape(x, (-1, model.width)), *head, labels, ops.ones(labels.shape))
+    return loss / labels.shape[0]
+
+
+def _batch(config, rows, seed):
+    n, vocabulary_size = config.data.sequence_length, config.model["vocabulary_size"]
+    tokens = likely_tokens(vocabulary_size, EOS, seed, rows * (n + 1)).reshape(rows, n + 1)
+    if config.masking is None:
+        return {"inputs": {"token_ids": tokens[:, :-1]}, "labels": tokens[:, 1:]}
+    at = np.argsort(np.random.default_rng(seed).random((rows, n)), axis=1)[:, : _predicted(config)].astype(np.int32)
+    tokens, at = tokens[:, :-1].copy(), np.sort(at, axis=1)
+    labels = np.take_along_axis(tokens, at, axis=1)
+    np.put_along_axis(tokens, at, MASK, axis=1)
+    return {"inputs": {"token_ids": tokens, "masked_positions": at}, "labels": labels}
+
+
+def _predicted(config):
+    n = config.data.sequence_length
+    return n if config.masking is None else round(config.masking.rate * n)
+
+
+def _gradient_error(config, model):
+    """The worst relative error of a matrix's gradient, over one batch of about `CHECKED` tokens."""
+    batch = _batch(config, max(1, CHECKED // config.data.sequence_length), config.train.seed)
+    weights = [v.value for v in model.trainable_variables]
+    fixed = [v.value for v in model.non_trainable_variables]
+    gradients = lambda of: jax.jit(jax.grad(functools.partial(_loss, of)))(weights, fixed, batch)  # noqa: E731
+    with jax.default_matmul_precision("highest"):
+        right = gradients(_model(config, "float32"))
+    pairs = zip(model.trainable_variables, gradients(model), right, strict=True)
+    errors = {v.path: _relative(found, wanted) for v, found, wanted in pairs if len(v.shape) > 1}
+    name = max(errors, key=errors.get)
+    if not errors[name] < GRADIENT_ERROR:  # so written, one that is no number fails too
+        raise GradientError(
+            f"the gradient of {name} differs from float32's by {errors[name]:.2g}, more than {GRADIENT_ERROR}"
+        )
+    return errors[name]
+
+
+def _relative(found, right):
+    found, right = (np.asarray(x, np.float64) for x in (found, right))
+    return float(np.linalg.norm(found - right) / max(np.linalg.norm(right), 1e-12))
