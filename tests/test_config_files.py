@@ -40,6 +40,15 @@ def test_a_base_may_have_a_base_and_the_command_line_comes_last(tmp_path):
     assert (loaded.train.steps, loaded.model["width"]) == (9, 64)
 
 
+@pytest.mark.parametrize("task", ["wikitext2_lm", "c4_lm"])
+def test_linear_gpt2_is_gpt2_but_for_its_mixer_and_its_paper(task):
+    before, after = (config.to_mapping(config.load(f"{task}/{name}")) for name in ("gpt2", "linear_gpt2"))
+    changed = {name: values for name, *values in mappings.differences(before, after)}
+    assert changed.pop("model.mixer.type") == ["self_attention", "linear_attention"]
+    assert changed.pop("model.mixer.features") == [None, "softplus"]
+    assert changed.keys() <= {"paper"}
+
+
 @pytest.mark.parametrize(
     ("text", "needed"),
     [

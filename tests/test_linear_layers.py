@@ -75,12 +75,22 @@ def test_the_authors_normalisation_of_retention_is_undone_by_its_norm():
 def test_gates_of_a_head_and_its_values_norm_are_those_of_the_formula():
     layer, x = built(GatedLinearAttention, {"heads": H, "temperature": 4.0}), normal(B, N, D)
     inputs, _ = layer.enter(ops.convert_to_tensor(x), None)
-    logits = x.astype("float64") @ named(layer, "decay_down") @ named(layer, "decay_up")
-    logits += to_numpy(layer.decay_up.bias.value)
+    wide = x.astype("float64")
+    logits = wide @ named(layer, "decay_down") @ named(layer, "decay_up") + to_numpy(layer.decay_up.bias.value)
     alpha = (1 / (1 + np.exp(-logits))) ** (1 / 4)
     assert relative_error(np.exp(to_numpy(inputs["log_decay"])).reshape(alpha.shape), alpha) < FLOAT32
     assert keras.backend.standardize_dtype(inputs["log_decay"].dtype) == "float32"
-    assert inputs["q"].shape == inputs["k"].shape == (B, N, H, D // H // 2)
+    q, k, v = np.split(wide @ named(layer, "in_projection"), [D // 2, D], axis=-1)
+    q, k, v, alpha = (part.reshape(B, N, H, -1) for part in (q, k, v, alpha))
+    state, out = np.zeros([B, H, D // H // 2, D // H]), np.zeros([B, N, H, D // H])
+    for i in range(N):
+        state = alpha[:, i, ..., None] * state + k[:, i, ..., None] * v[:, i, :, None, :]
+        out[:, i] = np.einsum("bhs,bhse->bhe", q[:, i], state)
+    out /= np.sqrt(np.mean(out**2, axis=-1, keepdims=True) + 1e-5)
+    out = (out * to_numpy(layer.norm_scale.value)).reshape(B, N, D)
+    gate = wide @ named(layer, "gate_projection") + to_numpy(layer.gate_projection.bias.value)
+    want = (gate / (1 + np.exp(-gate)) * out) @ named(layer, "out_projection")
+    assert relative_error(outputs(layer, x), want) < FLOAT32
 
 
 def test_log_decays_are_float32_in_layers_of_bfloat16():

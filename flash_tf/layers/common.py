@@ -10,7 +10,7 @@ from kernels_xla.accelerator import on_tpu
 
 
 def normal() -> keras.initializers.Initializer:
-    """N(0, 0.02), of every matrix in the papers (FLASH's appendix)."""
+    """N(0, 0.02), of every matrix in FLASH (its appendix), and here of all systems but where a layer says otherwise."""
     return keras.initializers.RandomNormal(0.0, 0.02)
 
 
