@@ -138,16 +138,17 @@ def _train(system, data, args, progress):
     model.compile(keras.optimizers.Adam(rate), loss, metrics=["accuracy"])
     draw = np.random.default_rng(args.seed)
     shown = start = None
+    lately = []  # of each step since the last line, for Keras tells of one step alone
     for step in range(1, args.steps + 1):
-        found = model.train_on_batch(*data.batch(draw.choice(data.train, args.batch)), return_dict=True)
+        lately.append(model.train_on_batch(*data.batch(draw.choice(data.train, args.batch))))
         if step == 1:
             shown = start = time.perf_counter()  # the first compiles
         elif time.perf_counter() - shown > 5:
             shown = time.perf_counter()
             left = duration((shown - start) / (step - 1) * (args.steps - step))
-            means = f"loss {found['loss']:.4f}  accuracy {found['accuracy']:.1%}"  # since the last line
-            progress.status(f"step {step:,}/{args.steps:,}  {means}  {left} left")
-            model.reset_metrics()
+            found, accuracy = np.mean(lately, axis=0)
+            progress.status(f"step {step:,}/{args.steps:,}  loss {found:.4f}  accuracy {accuracy:.1%}  {left} left")
+            lately.clear()
     seconds = time.perf_counter() - start
     right = 0
     for first in range(0, len(data.held_out), args.batch):
