@@ -1,37 +1,42 @@
-"""Trains small classifiers on long texts, byte by byte, as the Long-Range Arena's Text task does: accuracy a mixer.
+"""Trains small classifiers of long texts, byte by byte, as the Long-Range Arena does: the accuracy of each system.
 
-    python -m benchmarks.long_range reviews --mixers nystromformer linformer mixed_chunk --json text.json
+    python -m benchmarks.long_range reviews --systems transformer transnormer_t2 --json table.json
+    python -m benchmarks.long_range citations --task retrieval --systems flash --json table.json
 
-The folder has one folder a class, of `.txt` files; a tenth of them, by the hash of their names, is held out. Model and
-protocol are those of Skyformer (arXiv:2111.00035), which TransNormer's Table 6 follows: 2 blocks of width 64 with 2
-heads, a feed-forward network of 128, learned positions, a mean over the bytes, dropout 0.1, Adam at 1e-4 with a linear
-decay. Rows that the file has are kept. The arena's own data are not read: IMDb's reviews in such folders are its Text.
+The folder has one folder a class, with a file for each text: its bytes are the tokens. Of Text they are letters, of
+ListOps one for each symbol, of Image and Pathfinder the gray of each pixel. Of Retrieval a text is a pair of files,
+NAME.1.txt and NAME.2.txt. A tenth of them, by the hash of their names, is held out. The arena's own data are not read:
+IMDb's reviews in such folders are its Text.
+
+Systems are the rows of TransNormer's Table 6, named as `flash-tf list` names them; `long_range.yaml` says what they
+are, and each task's length, batch and learning rate. Protocol: Adam with a linear decay, 50,000 steps. Rows that the
+result file has, of this task or another, are kept.
 """
 
 import argparse
-import inspect
 import json
 import time
 import zlib
 from pathlib import Path
 
 import numpy as np
+import yaml
 
 from benchmarks import device
-from flash_tf.training.progress import Progress
+from benchmarks.systems import OF_LENGTH
+from flash_tf.registry import hint
+from flash_tf.training.progress import Progress, duration
 
-WIDTH, DEPTH, HEADS, HIDDEN, DROPOUT = 64, 2, 2, 128, 0.1
-SIZED = {"heads": HEADS, "key_dim": 64}  # options of mixers, where they have them
-COLUMNS, WIDTHS = ("mixer", "parameters", "accuracy", "of", "ms a step"), (28, 12, 10, 8, 12)
+TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+PAIRED = "retrieval"  # the task whose texts are pairs
+COLUMNS, WIDTHS = ("task", "system", "parameters", "accuracy", "of", "ms a step"), (12, 16, 12, 10, 8, 12)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Trains each mixer that the file lacks, and prints the table."""
-    args = _parser().parse_args(arguments)
-    if min(args.steps, args.batch, args.length) < 1:
-        raise ValueError("--steps, --batch and --length must be 1 or more")
+    """Trains each system that the file lacks, and prints the table."""
+    args = _checked(_parser().parse_args(arguments))
     before = json.loads(Path(args.json).read_text())["rows"] if args.json and Path(args.json).exists() else []
-    data = Texts(args.data, args.length)
+    data = Texts(args.data, args.length, pairs=args.task == PAIRED)
     with device.libraries_in_log("long_range") as console:
         from benchmarks import backends
 
@@ -40,113 +45,157 @@ def main(arguments: list[str] | None = None) -> int:
         for row in before:
             results.add(row)
         progress = Progress(console)
-        for mixer in args.mixers:
-            if not any(row["mixer"] == mixer for row in before):
-                progress.line(f"{mixer}: {args.steps:,} steps of {args.batch} texts of at most {args.length:,} bytes")
-                results.add(_train(mixer, data, args, progress))
+        progress.line(f"{args.data}: {data}")
+        for system in args.systems:
+            if not any((row["task"], row["system"]) == (args.task, system) for row in before):
+                progress.line(f"{system}: {args.steps:,} steps of {args.batch}, at most {args.length:,} bytes a text")
+                results.add({"task": args.task, "system": system, **_train(system, data, args, progress)})
         print(device.table_line(COLUMNS, WIDTHS))
         for row in results.rows:
-            cells = (row["mixer"], f"{row['parameters']:,}", f"{row['accuracy']:.1%}", row["held_out"])
-            print(device.table_line((*cells, f"{row['ms_per_step']:.0f}"), WIDTHS))
+            cells = (row["task"], row["system"].rjust(WIDTHS[1]), f"{row['parameters']:,}", f"{row['accuracy']:.1%}")
+            print(device.table_line((*cells, f"{row['held_out']:,}", f"{row['ms_per_step']:.0f}"), WIDTHS))
     return 0
 
 
 class Texts:
-    """Labelled texts as bytes, cut to one length, a tenth held out.
+    """Labelled texts, or pairs of them, as bytes cut to one length; a tenth is held out.
 
     Args:
       folder: With a folder for each class.
       length: The most bytes of a text that are read.
+      pairs: Whether two files, `NAME.1.txt` and `NAME.2.txt`, are an example; else each file is. Any ending will do.
 
     Attributes:
       classes: Their names, sorted.
-      train, held_out: `(inputs, labels)`, inputs as `Classifier` takes them.
+      labels: Of each example, its class's index.
+      train, held_out: Indices of examples.
 
     Raises:
-      ValueError: There are fewer than two classes, or one has no text.
+      ValueError: There are fewer than two classes with files, a file is empty or of no pair, or none is held out.
     """
 
-    def __init__(self, folder: str, length: int):
-        found = {path.name: sorted(path.glob("*.txt")) for path in sorted(Path(folder).iterdir()) if path.is_dir()}
-        self.classes = [name for name, files in found.items() if files]
+    def __init__(self, folder: str, length: int, pairs: bool = False):
+        found = {path.name: _examples(path, pairs) for path in sorted(Path(folder).iterdir()) if path.is_dir()}
+        self.classes = [name for name, examples in found.items() if examples]
         if len(self.classes) < 2:
-            raise ValueError(f"{folder} needs two folders or more with .txt files, one a class, has {self.classes}")
-        rows = [(file, label) for label, name in enumerate(self.classes) for file in found[name]]
-        out = np.array([zlib.crc32(file.name.encode()) % 10 == 0 for file, _ in rows])
+            raise ValueError(f"{folder} needs two folders or more with files, one a class, has {self.classes}")
+        rows = [(files, label) for label, name in enumerate(self.classes) for files in found[name]]
+        self.labels = np.array([label for _, label in rows], "int32")
+        self._bytes = np.zeros([len(rows), 1 + pairs, length], "uint8")  # int32 would take four times as much
+        self._lengths = np.zeros([len(rows), 1 + pairs], "int32")
+        for i, (files, _) in enumerate(rows):
+            for j, file in enumerate(files):
+                text = np.frombuffer(_start(file, length), np.uint8)
+                self._bytes[i, j, : len(text)], self._lengths[i, j] = text, len(text)
+        out = np.array([zlib.crc32(files[0].name.encode()) % 10 == 0 for files, _ in rows])
         if out.all() or not out.any():
             raise ValueError(f"{folder} needs more texts: of {len(rows)}, {out.sum()} are held out")
-        ids, labels = np.zeros([len(rows), length], "int32"), np.array([label for _, label in rows], "int32")
-        real = np.zeros([len(rows), length], bool)
-        for i, (file, _) in enumerate(rows):
-            text = np.frombuffer(file.read_bytes()[:length], np.uint8)
-            ids[i, : len(text)], real[i, : len(text)] = text, True
-        part = lambda kept: ({"token_ids": ids[kept], "padding_mask": real[kept]}, labels[kept])  # noqa: E731
-        self.train, self.held_out = part(~out), part(out)
+        self.train, self.held_out = np.flatnonzero(~out), np.flatnonzero(out)
+
+    def __str__(self):
+        commonest = np.bincount(self.labels[self.held_out]).max() / len(self.held_out)
+        return (
+            f"{len(self.train):,} to train on, {len(self.held_out):,} held out; "
+            f"{len(self.classes)} classes, of which the commonest has {commonest:.1%} of those held out"
+        )
+
+    def batch(self, rows):
+        """`(inputs, labels)` of examples, inputs as `Classifier`, or of pairs `Matcher`, takes them."""
+        real = np.arange(self._bytes.shape[-1]) < self._lengths[rows][..., None]
+        one = 0 if self._bytes.shape[1] == 1 else slice(None)
+        inputs = {"token_ids": self._bytes[rows].astype("int32")[:, one], "padding_mask": real[:, one]}
+        return inputs, self.labels[rows]
 
 
-def _train(mixer, data, args, progress):
+def _examples(folder, pairs):
+    """The files of each example of a class, one or two."""
+    files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    if not pairs:
+        return [(file,) for file in files]
+    firsts = [file for file in files if file.stem.endswith(".1")]
+    found = [(file, file.with_name(f"{file.stem[:-1]}2{file.suffix}")) for file in firsts]
+    if odd := sorted({*files} ^ {file for pair in found for file in pair}):
+        wrong = "is of no pair" if odd[0] in files else "is not there"
+        raise ValueError(f"{folder} needs pairs of files, NAME.1.txt and NAME.2.txt: {odd[0].name} {wrong}")
+    return found
+
+
+def _start(file, length):
+    with file.open("rb") as opened:
+        text = opened.read(length)
+    if not text:
+        raise ValueError(f"{file} is empty: a text needs a byte or more")
+    return text
+
+
+def _train(system, data, args, progress):
     import keras
 
     keras.utils.set_random_seed(args.seed)
-    model = make(mixer, len(data.classes), args.length)
+    model = make(system, len(data.classes), args.length, pairs=args.task == PAIRED)
     rate = keras.optimizers.schedules.PolynomialDecay(args.learning_rate, args.steps, 0.0)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(rate), loss, metrics=["accuracy"])
-    (inputs, labels), draw = data.train, np.random.default_rng(args.seed)
+    draw = np.random.default_rng(args.seed)
     shown = start = None
-    for step in range(args.steps):
-        rows = draw.integers(0, len(labels), args.batch)
-        found = model.train_on_batch({name: x[rows] for name, x in inputs.items()}, labels[rows], return_dict=True)
-        if step == 0:
+    lately = []  # of each step since the last line, for Keras tells of one step alone
+    for step in range(1, args.steps + 1):
+        lately.append(model.train_on_batch(*data.batch(draw.choice(data.train, args.batch))))
+        if step == 1:
             shown = start = time.perf_counter()  # the first compiles
-            model.reset_metrics()
         elif time.perf_counter() - shown > 5:
             shown = time.perf_counter()
-            progress.status(f"step {step + 1:,} of {args.steps:,}  loss {found['loss']:.4f}")
+            left = duration((shown - start) / (step - 1) * (args.steps - step))
+            found, accuracy = np.mean(lately, axis=0)
+            progress.status(f"step {step:,}/{args.steps:,}  loss {found:.4f}  accuracy {accuracy:.1%}  {left} left")
+            lately.clear()
     seconds = time.perf_counter() - start
-    inputs, labels = data.held_out
-    scores = model.predict(inputs, batch_size=args.batch, verbose=0)
+    right = 0
+    for first in range(0, len(data.held_out), args.batch):
+        inputs, labels = data.batch(data.held_out[first : first + args.batch])
+        right += int(np.sum(model.predict_on_batch(inputs).argmax(-1) == labels))
     return {
-        "mixer": mixer,
         "parameters": model.count_params(),
-        "accuracy": float(np.mean(scores.argmax(-1) == labels)),
-        "held_out": len(labels),
+        "accuracy": right / len(data.held_out),
+        "held_out": len(data.held_out),
         "ms_per_step": 1e3 * seconds / max(args.steps - 1, 1),
     }
 
 
-def make(mixer: str, classes: int, length: int):
-    """The classifier of a registered mixer, at the arena's size."""
-    from flash_tf.layers.gated_attention_unit import GatedAttentionUnit
-    from flash_tf.layers.mixers import MIXERS
+def make(system: str, classes: int, length: int, pairs: bool = False):
+    """A row's model for texts of at most `length` bytes: a `Classifier`, or of pairs a `Matcher`."""
     from flash_tf.models.classifier import Classifier
+    from flash_tf.models.language_model import listed
+    from flash_tf.models.matcher import Matcher
 
-    options = inspect.signature(MIXERS.get(mixer)).parameters
-    sized = {name: value for name, value in {**SIZED, "max_length": length}.items() if name in options}
-    if gated := issubclass(MIXERS.get(mixer), GatedAttentionUnit):
-        sized.pop("heads", None)  # the unit has one
-    return Classifier(
-        classes,
-        hidden=HIDDEN,
-        vocabulary_size=256,
-        width=WIDTH,
-        depth=2 * DEPTH if gated else DEPTH,  # a unit is a block without a feed-forward layer
-        mixer={"type": mixer, **sized},
-        feedforward=None if gated else {"type": "mlp", "hidden": HIDDEN},
-        norm="layer_norm",
-        max_length=length,
-        dropout=DROPOUT,
-    )
+    model = {**TABLE["model"], **TABLE["systems"][system]}
+    mixers = [{**mixer, **{k: length for k in OF_LENGTH if k in mixer}} for mixer in listed(model["mixer"])]
+    cls = Matcher if pairs else Classifier
+    return cls(classes, **{**model, "mixer": mixers}, vocabulary_size=256, max_length=length)
+
+
+def _checked(args):
+    """The arguments, with the task's sizes where none is given."""
+    for name, value in TABLE["tasks"][args.task].items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    if min(args.steps, args.batch, args.length) < 1 or args.learning_rate <= 0:
+        raise ValueError("--steps, --batch and --length must be 1 or more, --learning-rate above 0")
+    if unknown := [name for name in args.systems if name not in TABLE["systems"]]:
+        near = hint(unknown[0], TABLE["systems"]) or "."
+        raise ValueError(f"no system is called {unknown[0]!r}{near} There are: {', '.join(TABLE['systems'])}")
+    return args
 
 
 def _parser():
     parser = argparse.ArgumentParser(prog="python -m benchmarks.long_range", description=__doc__.splitlines()[0])
-    parser.add_argument("data", metavar="DIR", help="a folder of text files for each class")
-    parser.add_argument("--mixers", nargs="+", default=["self_attention", "mixed_chunk"], metavar="MIXER")
-    parser.add_argument("--length", type=int, default=4000, metavar="BYTES", help="of a text (default 4,000)")
+    parser.add_argument("data", metavar="DIR", help="a folder of files for each class")
+    parser.add_argument("--systems", nargs="+", default=["transformer", "flash"], metavar="SYSTEM")
+    parser.add_argument("--task", choices=TABLE["tasks"], default="text", help="whose sizes to take (default text)")
+    parser.add_argument("--length", type=int, metavar="BYTES", help="of a text (default: the task's)")
     parser.add_argument("--steps", type=int, default=50_000, help="of training (default 50,000)")
-    parser.add_argument("--batch", type=int, default=32, metavar="TEXTS", help="of a step (default 32)")
-    parser.add_argument("--learning-rate", type=float, default=1e-4, metavar="RATE", help="at first (default 1e-4)")
+    parser.add_argument("--batch", type=int, metavar="TEXTS", help="of a step (default: the task's)")
+    parser.add_argument("--learning-rate", type=float, metavar="RATE", help="at first (default: the task's)")
     parser.add_argument("--seed", type=int, default=0)
     device.takes_result(parser)
     return parser

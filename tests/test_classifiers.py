@@ -4,10 +4,12 @@ import keras
 import numpy as np
 import pytest
 
+from flash_tf import config
 from flash_tf.models.classifier import Classifier
 from flash_tf.models.matcher import Matcher
+from flash_tf.training import build
 from tests.backends import to_numpy
-from tests.numerics import BFLOAT16_LAYER, FLOAT32, relative_error
+from tests.numerics import FLOAT32, relative_error
 
 B, N, V, D = 3, 21, 40, 16
 MIXER = {"type": "mixed_chunk", "chunk_size": 8, "key_dim": 8}
@@ -47,33 +49,6 @@ def test_a_matcher_is_its_network_over_both_means_their_product_and_their_differ
 
 
 @each
-def test_padding_changes_no_logit(cls, shape):
-    model, ids = model_of(cls), token_ids(*shape)
-    real = np.broadcast_to(np.arange(N) < 9, shape)
-    other = np.where(real, ids, token_ids(*shape, seed=1))
-    found = [to_numpy(model(some, padding_mask=real)) for some in (ids, other)]
-    assert np.array_equal(*found)
-    assert relative_error(found[0], to_numpy(model(ids[..., :9]))) < FLOAT32
-
-
-@each
-def test_a_model_saved_comes_back_with_its_logits(cls, shape, tmp_path):
-    model, ids = model_of(cls, norm="layer_norm", dropout=0.1), token_ids(*shape)
-    before = to_numpy(model(ids))
-    model.save(tmp_path / "model.keras")
-    again = keras.saving.load_model(tmp_path / "model.keras")
-    assert np.array_equal(to_numpy(again(ids)), before)
-    assert again.get_config() == model.get_config()
-
-
-@each
-def test_bfloat16_is_close(cls, shape):
-    ids = token_ids(*shape)
-    narrow, wide = (to_numpy(model_of(cls, dtype=policy)(ids)) for policy in ("mixed_bfloat16", "float32"))
-    assert relative_error(narrow, wide) < 2 * BFLOAT16_LAYER  # a block, and the network
-
-
-@each
 def test_fit_learns_which_tokens_a_class_has(cls, shape):
     keras.utils.set_random_seed(0)
     rng, rows = np.random.default_rng(0), 256
@@ -101,3 +76,9 @@ def test_wrong_options_are_named(cls, shape):
 def test_a_matcher_needs_two_texts_a_row():
     with pytest.raises(ValueError, match=r"needs two texts a row, token_ids \[b, 2, n\], got shape \(3, 21\)"):
         model_of(Matcher)(token_ids(B, N))
+
+
+@pytest.mark.parametrize("kind", ["classifier", "matcher", "Classifier"])
+def test_a_config_cannot_choose_what_the_loop_cannot_train(kind):
+    with pytest.raises(ValueError, match=f"no model is called '{kind}'.* There are: causal_lm, masked_lm$"):
+        build.with_masking(config.load("quickstart", [f"model.type={kind}"]))

@@ -1,10 +1,35 @@
-"""Classifiers of long texts, on texts whose class a byte tells."""
+"""Classifiers of long texts: the rows of a table, and texts whose class a byte tells."""
 
 import json
 
+import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 
-from benchmarks import long_range
+from benchmarks import device, long_range
+from flash_tf import config, systems
+from flash_tf.models.language_model import listed
+
+LENGTH = 64
+SYSTEMS = tuple(long_range.TABLE["systems"])
+ROWS = {  # of TransNormer's Table 6
+    "Transformer": "transformer",
+    "Kernelized Attention": "kernelized",
+    "Nystromformer": "nystromformer",
+    "Linformer": "linformer",
+    "Informer": "informer",
+    "Performer": "performer",
+    "Reformer": "reformer",
+    "BigBird": "bigbird",
+    "Skyformer": "skyformer",
+    "LS": "transformer_ls",
+    "cosFormer": "cosformer",
+    "FLASH-quad": "flash_quad",
+    "FLASH": "flash",
+    "TransNormer T1": "transnormer_t1",
+    "TransNormer T2": "transnormer_t2",
+}
 
 
 @pytest.fixture(scope="module")
@@ -17,33 +42,134 @@ def folder(tmp_path_factory):
     return str(folder)
 
 
-def test_a_mixer_learns_and_its_row_is_kept(folder, tmp_path, capsys):
+def flags(folder, file, *more, steps=60):
+    sizes = {"length": LENGTH, "steps": steps, "batch": 16, "learning-rate": 0.003, "json": file}
+    return [folder, *(text for name, value in sizes.items() for text in (f"--{name}", str(value))), *more]
+
+
+def write(folder, *names, text="abc"):
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return str(folder)
+
+
+def test_every_row_of_the_paper_is_a_system_and_of_its_mixers():
+    assert set(ROWS.values()) == set(SYSTEMS) - {"one_plus_elu"}
+    small = [name.partition("/") for name in config.names()]
+    assert set(SYSTEMS) <= {name for folder, _, name in small if folder in systems.FOLDERS}
+    for system, row in long_range.TABLE["systems"].items():
+        known = listed(config.load(f"wikitext2_mlm/{system}").model["mixer"])
+        assert [mixer["type"] for mixer in listed(row["mixer"])] == [mixer["type"] for mixer in known]
+
+
+@pytest.mark.parametrize("pairs", [False, True], ids=["classifier", "matcher"])
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_step_of_a_row_gives_every_weight_a_gradient(system, pairs):
+    keras.utils.set_random_seed(0)
+    model, rng = long_range.make(system, 3, LENGTH, pairs=pairs), np.random.default_rng(0)
+    shape = (4, 2, LENGTH) if pairs else (4, LENGTH)
+    ids = rng.integers(0, 256, shape).astype("int32")
+    given = {"token_ids": ids, "padding_mask": np.arange(LENGTH) < rng.integers(20, LENGTH, shape[:-1])[..., None]}
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    labels, optimizer = np.array([0, 1, 2, 1]), keras.optimizers.Adam(1e-3)
+    with tf.GradientTape() as tape:
+        before = loss(labels, model(given, training=True))
+    weights = model.trainable_variables
+    gradients = [tf.convert_to_tensor(gradient).numpy() for gradient in tape.gradient(before, weights)]
+    dead = [v.path for v, g in zip(weights, gradients, strict=True) if not (np.isfinite(g).all() and g.any())]
+    assert np.isfinite(before) and not dead
+    optimizer.apply(gradients, weights)
+    assert loss(labels, model(given)) < before
+
+
+def test_rows_weigh_as_much_as_the_transformer_but_for_what_is_their_own():
+    def count(system):
+        model = long_range.make(system, 2, LENGTH)
+        model.build()
+        return model.count_params()
+
+    whole = count("transformer")
+    for system in set(SYSTEMS) - {"reformer", "linformer", "transformer_ls"}:
+        assert count(system) == pytest.approx(whole, rel=0.03)
+    assert whole - count("reformer") == 2 * 64 * 65  # queries and keys are one product, in both blocks
+    assert count("linformer") - whole == 2 * 2 * 128 * LENGTH
+
+
+def test_a_system_learns_and_its_row_is_kept(folder, tmp_path, capsys):
     file = tmp_path / "found.json"
-    small = [
-        folder,
-        "--length",
-        "64",
-        "--steps",
-        "60",
-        "--batch",
-        "16",
-        "--learning-rate",
-        "0.003",
-        "--json",
-        str(file),
-    ]
-    assert long_range.main([*small, "--mixers", "nystromformer"]) == 0
+    assert long_range.main(flags(folder, file, "--systems", "cosformer")) == 0
     first = json.loads(file.read_text())["rows"]
-    assert [row["mixer"] for row in first] == ["nystromformer"]
+    assert [(row["task"], row["system"]) for row in first] == [("text", "cosformer")]
     assert first[0]["accuracy"] > 0.9 and first[0]["held_out"] >= 2
-    assert long_range.main([*small, "--steps", "2", "--mixers", "nystromformer", "linformer"]) == 0
+    assert long_range.main(flags(folder, file, "--systems", "cosformer", "linformer", steps=2)) == 0
     rows = json.loads(file.read_text())["rows"]
-    assert [row["mixer"] for row in rows] == ["nystromformer", "linformer"] and rows[0] == first[0]
-    assert capsys.readouterr().out.splitlines()[-1].split()[0] == "linformer"
+    assert [row["system"] for row in rows] == ["cosformer", "linformer"] and rows[0] == first[0]
+    assert capsys.readouterr().out.splitlines()[-1].split()[:2] == ["text", "linformer"]
 
 
-def test_a_folder_without_classes_is_said_in_a_line(tmp_path):
-    (tmp_path / "one").mkdir()
-    (tmp_path / "one/a.txt").write_text("text")
-    with pytest.raises(ValueError, match=r"needs two folders or more with .txt files, one a class, has \['one'\]"):
+def test_pairs_are_matched_and_stand_beside_other_tasks_rows(tmp_path, capsys):
+    for label in ("no", "yes"):
+        for i in range(40):
+            text = f"{'o' if (i % 2 == 0) == (label == 'yes') else 'x'}{'a' * i}"
+            write(tmp_path / label, f"{i}.1.txt", text=text * 3)
+            write(tmp_path / label, f"{i}.2.txt", text="xo"[i % 2 == 0] * 9)  # yes: the byte is that of the first
+    file = write(tmp_path, "found.json", text=json.dumps({"rows": [_row("text"), _row("image")]}))
+    arguments = flags(file, tmp_path / "found.json", "--task", "retrieval", "--systems", "performer", steps=150)
+    assert long_range.main(arguments) == 0
+    *others, row = json.loads((tmp_path / "found.json").read_text())["rows"]
+    assert others == [_row("text"), _row("image")]
+    assert (row["task"], row["system"]) == ("retrieval", "performer") and row["accuracy"] > 0.9
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["task", "text", "image", "retrieval"]
+
+
+def _row(task):
+    return {
+        "task": task, "system": "performer", "parameters": 1, "accuracy": 0.5, "held_out": 2, "ms_per_step": 3.0
+    }  # fmt: skip
+
+
+def test_any_file_is_bytes_cut_and_padded(tmp_path):
+    for i in range(20):
+        write(tmp_path / "a", f"{i}.gray", ".hidden", text="\0\1\2\3\4")
+        write(tmp_path / "b", f"{i}", text="z")
+    data = long_range.Texts(tmp_path, 3)
+    assert data.classes == ["a", "b"] and len(data.train) + len(data.held_out) == 40
+    inputs, labels = data.batch(np.array([0, 39]))
+    assert inputs["token_ids"].tolist() == [[0, 1, 2], [ord("z"), 0, 0]] and labels.tolist() == [0, 1]
+    assert inputs["padding_mask"].tolist() == [[True] * 3, [True, False, False]]
+
+
+@pytest.mark.parametrize(("task", "sizes"), [("retrieval", (4000, 16, 2e-4)), ("image", (1024, 256, 1e-4))])
+def test_a_task_sets_what_no_flag_does(task, sizes):
+    def taken(*more):
+        args = long_range._checked(long_range._parser().parse_args(["folder", "--task", task, *more]))
+        return args.length, args.batch, args.learning_rate
+
+    assert taken() == sizes
+    assert taken("--batch", "3", "--learning-rate", "0.5") == (sizes[0], 3, 0.5)
+
+
+@pytest.mark.parametrize(("more", "names", "message"), [
+    ([], ["one/a.txt"], r"needs two folders or more with files, one a class, has \['one'\]"),
+    ([], ["one/a.txt", "two/b.txt"], r"needs more texts: of 2, 0 are held out"),
+    (["--systems", "flsh"], [], r"no system is called 'flsh'; did you mean 'flash'\? There are: transformer, "),
+    (["--length", "0"], [], "--steps, --batch and --length must be 1 or more, --learning-rate above 0"),
+    (["--learning-rate", "0"], [], "--learning-rate above 0"),
+    (["--task", "retrieval"], ["a/x.1.txt"], r"needs pairs of files, .*: x\.2\.txt is not there$"),
+    (["--task", "retrieval"], ["a/x.2.txt"], r"needs pairs of files, .*: x\.2\.txt is of no pair$"),
+    (["--task", "retrieval"], ["a/x.txt"], r"needs pairs of files, .*: x\.txt is of no pair$"),
+])  # fmt: skip
+def test_wrong_arguments_and_folders_are_said_in_a_line(tmp_path, more, names, message):
+    with pytest.raises(ValueError, match=message):
+        long_range.main([write(tmp_path, *names), *more])
+
+
+def test_an_empty_file_and_a_missing_folder_are_named(tmp_path, monkeypatch):
+    write(tmp_path, "a/x.txt", "b/y.txt")
+    write(tmp_path, "b/z.txt", text="")
+    with pytest.raises(ValueError, match=r"b/z\.txt is empty: a text needs a byte or more"):
         long_range.main([str(tmp_path)])
+    monkeypatch.setattr("sys.argv", ["long_range", f"{tmp_path}/none"])
+    with pytest.raises(SystemExit, match=f"^long_range: No such file or directory: {tmp_path}/none$"):
+        device.program(long_range.main)
