@@ -75,10 +75,8 @@ def _with_gradient(q, k, v, *mask):
 
     Derived by the framework they would keep the weights in float32, and read them once more to sum each row.
     """
-    seen = mask[0] > 0 if mask else None
     scores = accumulate.einsum("bihs,bjhs->bhij", q, k)
-    scores = scores if seen is None else ops.where(seen, scores, ops.cast(-1e30, scores.dtype))
-    weights = ops.cast(keep(ops.softmax(scores, axis=-1), seen), v.dtype)
+    weights = ops.cast(ops.reshape(_softmax(scores, *mask), ops.shape(scores)), v.dtype)
     out = ops.einsum("bhij,bjhe->bihe", weights, v)
 
     def gradient(*arguments, upstream=None):  # Keras passes it by name on JAX, TensorFlow by place
@@ -92,6 +90,19 @@ def _with_gradient(q, k, v, *mask):
         return dq, dk, dv, *map(ops.zeros_like, mask)
 
     return out, gradient
+
+
+def _softmax(scores, mask=None):
+    """Of all heads' rows in one axis, `[b h, i, j]`, and 0 where the mask is.
+
+    Of `[b, h, i, j]` XLA takes the rows of 32 texts at once on a GPU, at a third of the memory's speed; and it keeps
+    float32 scores, to compute the softmax again in the backward pass.
+    """
+    rows = lambda x: ops.reshape(x, (-1, *ops.shape(scores)[2:]))  # noqa: E731
+    if mask is None:
+        return ops.softmax(rows(scores), axis=-1)
+    seen = (mask if len(mask.shape) == 2 else rows(ops.broadcast_to(mask, ops.shape(scores)))) > 0
+    return keep(ops.softmax(ops.where(seen, rows(scores), ops.cast(-1e30, scores.dtype)), axis=-1), seen)
 
 
 def softmax_attention_reference(q, k, v, *, causal=False, padding_mask=None, segment_ids=None):
