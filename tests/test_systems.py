@@ -17,7 +17,7 @@ NAMES = {
     *("performer_matmul", "combiner_axial", "combiner_fixed", "mc_tfm_pp", "local_only", "global_only"),
     *("first_to_all", "transnormer_t1", "transnormer_t2", "one_plus_elu", "cosformer", "linear_gpt2", "gpt2", "gla"),
     *("retnet", "mamba", "llama", "kernelized", "nystromformer", "linformer", "informer", "reformer", "bigbird"),
-    *("skyformer", "transformer_ls", "flash_weighted"),
+    *("skyformer", "transformer_ls", "flash_weighted", "performer_favor"),
 }
 
 
