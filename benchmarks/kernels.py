@@ -38,6 +38,7 @@ OF_MANY_HEADS = (
     "mixed_heads",
     "nystrom",
     "projected",
+    "random_features",
     "rotary",
     "softmax",
     "sparse_blocks",

@@ -22,14 +22,16 @@ def describe(config: Config, model: keras.Model, predicted: int) -> dict:
       predicted: Positions of a sequence on which training runs the head.
 
     Returns:
-      `parameters`; `forward_flops_per_token` and `training_flops_per_token` (three times as many; causal attention
-      counted at half, recomputation left out); `decode_state_bytes` of one sequence of that length, in bfloat16 with
-      float32 sums, null where the model does not decode; `activation_bytes_per_step`, an estimate over the global
-      batch; `weight_and_optimizer_bytes`, float32.
+      `parameters`, of which all are trained; `forward_flops_per_token` and `training_flops_per_token` (three times as
+      many; causal attention counted at half, recomputation left out); `decode_state_bytes` of one sequence of that
+      length, in bfloat16 with float32 sums, null where the model does not decode; `activation_bytes_per_step`, an
+      estimate over the global batch; `weight_and_optimizer_bytes`, float32, with weights that are not trained.
     """
     n = config.data.sequence_length
     forward = model.flops(n, predicted) / n
-    parameters = sum(math.prod(v.shape) for v in model.trainable_variables)
+    parameters, frozen = (
+        sum(math.prod(v.shape) for v in part) for part in (model.trainable_variables, model.non_trainable_weights)
+    )
     itemsize = 2 if config.train.precision == "mixed_bfloat16" else 4
     return {
         "model": config.model["type"],
@@ -41,7 +43,7 @@ def describe(config: Config, model: keras.Model, predicted: int) -> dict:
         "training_flops_per_token": round(3 * forward),
         "decode_state_bytes": model.decode_state_bytes(n),
         "activation_bytes_per_step": config.batch_size * model.activation_bytes(n, predicted, itemsize),
-        "weight_and_optimizer_bytes": 3 * 4 * parameters,
+        "weight_and_optimizer_bytes": 4 * (3 * parameters + frozen),
     }
 
 

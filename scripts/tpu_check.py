@@ -87,8 +87,10 @@ class _Seed:
 
 
 def with_values(model, weights, others=()):
-    """A scope in which the model's trainable variables are these tensors."""
-    return keras.StatelessScope(state_mapping=[*zip(model.trainable_variables, weights, strict=True), *others])
+    """A scope in which the model's trainable variables are these tensors, and weights not trained are as they begin."""
+    frozen = [(v, tf.cast(v._initializer(v.shape, v.dtype), v.dtype)) for v in model.non_trainable_weights]
+    trained = zip(model.trainable_variables, weights, strict=True)
+    return keras.StatelessScope(state_mapping=[*trained, *frozen, *others])
 
 
 def train_and_evaluate(experiment: config.Config):

@@ -62,9 +62,10 @@ def diag_attention(mixer, n):
 
 
 def linear_attention(mixer, n):
-    d, keys = mixer.width, mixer.width * (2 if mixer.cosine_length else 1)
+    d, r = mixer.width, (mixer.random_features or 128) if mixer.features == "favor" else 0
+    keys = (r * mixer.heads or d) * (2 if mixer.cosine_length else 1)
     product = half(mixer) * 2 * n * keys * d / mixer.heads if mixer.form == "matmul" else 0
-    return _states(4 * d**2, keys, d, mixer.heads) + product
+    return _states(4 * d**2 + 2 * r * d, keys, d, mixer.heads) + product
 
 
 def retention(mixer, n):

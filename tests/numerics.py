@@ -12,12 +12,17 @@ FLOAT32 = 1e-5  # some hundred roundings of 6e-8
 FLOAT32_RUN = 1e-4  # of the losses of a few steps: each step's update passes the roundings before it on, and grows them
 BFLOAT16 = 2**-8  # one rounding of the result to 8 significant bits (2^-9), and as much for float32 angles
 BFLOAT16_LAYER = 2**-5  # a dozen roundings of 2^-9, one after the other
+RANDOM_FEATURES = 0.05  # of softmax attention by 8,192: a weight exp(q k) is off by exp(|q + k|^2 / 2) / sqrt(8,192)
 INT8 = 0.05  # weights and activations of two layers on 255 levels, a rounding of half a percent each
 BFLOAT16_FACTOR = 2  # times the reference's own error in bfloat16, which nobody can avoid
 
 ALIVE = 0.1  # share of numbers that are not zero: relu² drops about half, masks and first chunks their part
 ALIVE_OUTPUT = (1e-4, 10)  # root mean square of a layer's output at initialisation, for inputs of 1
 ALIVE_GRADIENT = (1e-3, 10)  # root mean square of a weight's gradient: at least of the median weight's, at most of √n
+
+RANDOM_FEATURES = (
+    0.1  # of softmax attention by 8,192 of them: of weights exp(q k) the variance is exp(|q + k|^2), here 50
+)
 
 DEAD_ROW_SUM = 1e-3  # of a gated unit's quadratic weights: above 2e-3 at a live start, below 1e-5 at a dead one
 DEAD_GRADIENT = 1e-3  # root mean square of a weight's gradient, over that of the median weight

@@ -144,11 +144,17 @@ def test_the_rms_of_all_heads_together_is_one():
 @pytest.mark.parametrize(("make", "said"), [
     (lambda: LinearAttention(heads=0), "LinearAttention needs heads >= 1, got 0"),
     (lambda: LinearAttention(features="relu2"), "LinearAttention: features must be one of 'shifted_relu', 'relu', "
-     "'elu_plus_one', 'elu', 'softplus', got 'relu2'"),
+     "'elu_plus_one', 'elu', 'softplus', 'favor', got 'relu2'"),
     (lambda: LinearAttention(normalizer="mean"),
      "LinearAttention: normalizer must be one of 'sum', 'rms', got 'mean'"),
     (lambda: LinearAttention(features="elu"),
      "LinearAttention: features 'elu' may be negative and need normalizer 'rms', got 'sum'"),
+    (lambda: LinearAttention(features="favor", normalizer="rms"),
+     "LinearAttention: features 'favor' need normalizer 'sum', got 'rms'"),
+    (lambda: LinearAttention(random_features=64),
+     "LinearAttention: random_features 64 needs features 'favor', got 'shifted_relu'"),
+    (lambda: LinearAttention(features="favor", random_features=0),
+     "LinearAttention needs random_features >= 1 or null, got 0"),
     (lambda: LinearAttention(cosine_length=0), "LinearAttention needs cosine_length >= 1 or null, got 0"),
     (lambda: parameters(LinearAttention(heads=3), D),
      "LinearAttention: heads must divide the width into multiples of 2, got heads 3, width 32"),

@@ -22,7 +22,7 @@ SAID = {
     **dict.fromkeys(("transformer", "transformer_plus", "transformer_plus_plus", "gpt2", "llama"), EVERY_PAIR),
     "flash_quad": EVERY_PAIR,
     **dict.fromkeys(("flash", "flash_overlapping", "local_only", "global_only", "mc_tfm_pp"), ONE_SUM),
-    **dict.fromkeys(("performer", "one_plus_elu", "cosformer", "linear_gpt2"), ONE_SUM),
+    **dict.fromkeys(("performer", "performer_favor", "one_plus_elu", "cosformer", "linear_gpt2"), ONE_SUM),
     "performer_matmul": (True, "constant", "n^2"),  # a triangle over all tokens makes the sums
     **dict.fromkeys(("transnormer_t1", "transnormer_t2", "retnet", "mamba"), ONE_SUM),
     **dict.fromkeys(("gla", "gla_both", "gla_value", "gla_none"), ONE_SUM),

@@ -74,8 +74,8 @@ class Experiment:
         self.config, self.tokenizer, initialisers = config, tokenizer, _initialisers(config)
         self.model = build.make_model(config)
         self.objective = OBJECTIVES[config.model["type"]](config, tokenizer)
-        weights = {v.path: v.value for v in self.model.trainable_variables}
-        self.optimizer = AdamW(config.optimizer, config.train.steps, weights)
+        trained = {v.path: v.value for v in self.model.trainable_variables}
+        self.optimizer = AdamW(config.optimizer, config.train.steps, trained)
         self._step = TrainStep(self.model, self.objective, self.optimizer, config)
         self._evaluator = Evaluator(
             model=self.model,
@@ -84,6 +84,7 @@ class Experiment:
             batches=lambda: None,
             counts_words=False,
         )
+        weights = {v.path: v.value for v in self.model.weights}  # of which some are not trained
         self._held = [(v, _held(v, path, "weight", initialisers[path])) for path, v in weights.items()]
         self._held += [(v, _held(v, path, "slot", ZERO)) for path, v in self.optimizer.state().items()]
         seeds = enumerate(state.value for state in self._step.seeds)
@@ -92,7 +93,7 @@ class Experiment:
     @property
     def parameters(self) -> int:
         """How many numbers are trained."""
-        return sum(v.shape.num_elements() for v, argument in self._held if argument.role == "weight")
+        return sum(v.shape.num_elements() for v in self.optimizer.variables.values())
 
     @property
     def capacity(self) -> int | None:
@@ -212,7 +213,7 @@ def _in_place(serialized, replaces):
 def _initialisers(config: Config) -> dict[str, dict]:
     """How each weight begins. Keras forgets it of a variable that has its value, so a model without any is asked."""
     with describing.without_weights():
-        found = [(v.path, v.shape, v._initializer) for v in build.make_model(config).trainable_variables]
+        found = [(v.path, v.shape, v._initializer) for v in build.make_model(config).weights]
     return {path: _plain(path, shape, initialiser) for path, shape, initialiser in found}
 
 

@@ -31,6 +31,7 @@ from flash_tf.layers.mixers.skyformer import Skyformer as Skyformer
 from flash_tf.layers.mixers.transformer_ls import TransformerLS as TransformerLS
 from flash_tf.layers.mixers.weighted_chunks import WeightedChunks as WeightedChunks
 from flash_tf.layers.offset_scale import OffsetScale as OffsetScale
+from flash_tf.layers.random_features import RandomFeatures as RandomFeatures
 from flash_tf.layers.relative_bias import RelativeBias as RelativeBias
 from flash_tf.layers.rotary import RotaryEmbedding as RotaryEmbedding
 from flash_tf.layers.scale_norm import ScaleNorm as ScaleNorm

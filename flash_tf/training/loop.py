@@ -118,7 +118,7 @@ class Run:
     @property
     def variables(self) -> dict[str, tf.Variable]:
         """What a checkpoint holds. All that is random follows from the seed, the step and the position."""
-        return {**self.optimizer.variables, **self.optimizer.state()}
+        return {**{v.path: v.value for v in self.model.weights}, **self.optimizer.state()}
 
     def save(self) -> None:
         """Saves a checkpoint of this step, with the validation loss if it was evaluated here."""
@@ -261,7 +261,7 @@ def restore(model_dir: str, progress: Progress | None = None, checkpoint: str = 
         checkpoints=checkpoints,
     )
     run.model.tokenizer = tokenizer
-    variables = {v.path: v.value for v in run.model.trainable_variables}
+    variables = {v.path: v.value for v in run.model.weights}
     if not steps:
         for name, value in weights.read(model_dir, {name: tuple(v.shape) for name, v in variables.items()}):
             variables[name].assign(value)

@@ -127,6 +127,24 @@ def test_even_numbers_and_given_ones_come_back():
     np.testing.assert_array_equal(values.initial("a", (2, 2), values.given(numbers), 0), numbers)
 
 
+def test_a_weight_that_is_not_trained_is_an_argument_that_no_result_replaces_and_no_constant(tmp_path):
+    mixer = {"type": "linear_attention", "heads": 2, "features": "favor"}
+    experiment = experiment_of(tmp_path, model={"type": "causal_lm", "depth": 1, "mixer": mixer})
+    artifact.export("tiny", experiment, str(tmp_path / "artifact"), None, lambda line: None)
+    made = manifest.read(str(tmp_path / "artifact"))
+    (frozen,) = experiment.model.non_trainable_weights
+    for name in ("step", "forward", "decode"):
+        program = made.programs[name]
+        at = [argument.name for argument in program.arguments].index(frozen.path)
+        assert program.arguments[at].role == "weight" and at not in program.replaces.values()
+        argument = program.arguments[at]
+        want = values.initial(argument.name, argument.shape, argument.initialiser, made.seed)
+        np.testing.assert_array_equal(want, frozen.numpy())
+    lines = (tmp_path / "artifact" / "step.stablehlo.mlir").read_text().splitlines()
+    assert not any("128x8xf32" in line and 'stablehlo.constant dense<"' in line for line in lines)
+    assert made.parameters == sum(v.shape.num_elements() for v in experiment.optimizer.variables.values())
+
+
 @pytest.mark.parametrize("mixer", [{"type": "diag_attention", "heads": 2}, {"type": "mamba", "state_size": 4}], ids=str)
 def test_weights_that_begin_by_a_rule_of_their_own_are_in_the_manifest(mixer):
     loaded = config.load("wikitext2_lm/flash", [f"model.mixer={json.dumps(mixer)}", "model.vocabulary_size=100"])

@@ -36,7 +36,7 @@ OTHER = {
     "scale": ("paper_appendix",),
     "divisor": ("length", 5),
     "activation": ("silu",),
-    "features": ("relu", "elu_plus_one", "softplus", "elu"),
+    "features": ("relu", "elu_plus_one", "softplus", "elu", "favor"),
     "normalizer": ("rms",),
     "attention": ("relu",),
     "gates": ("value", "both", "none"),
@@ -52,6 +52,7 @@ OF_THE_IMPLEMENTATION = ("form", "tile")  # options that change the speed alone
 BESIDE = {  # what a value needs
     ("kernel", "softmax"): {"relative_bias": False},  # softmax takes no bias
     ("features", "elu"): {"normalizer": "rms"},  # it may be negative
+    ("random_features", 24): {"features": "favor"},  # of which alone they are
     ("parts", "global"): {"relative_bias": False},  # across chunks there is none
     ("lrpe", True): {"normalizer": "rms"},  # so may what it turns
 }

@@ -7,7 +7,8 @@ import pytest
 import tensorflow as tf
 
 from flash_tf import config
-from flash_tf.training import build
+from flash_tf.layers import random_features
+from flash_tf.training import build, loop
 from flash_tf.training.checkpoints import MARKER, Checkpoints
 from flash_tf.training.optimizer import AdamW
 from tests.training import runs
@@ -179,3 +180,16 @@ def test_every_trainable_weight_and_both_slots_of_it_are_in_a_checkpoint(run):
     assert set(needed) - weights == {f"{slot}/{name}" for slot in "mv" for name in weights}
     for part in ("embedding", "mixer_0", "final_norm", "output_bias"):
         assert any(part in name for name in weights)
+
+
+def test_a_weight_that_is_not_trained_stays_as_it_began_and_comes_back_from_the_checkpoint(tmp_path, monkeypatch):
+    runs.corpus(tmp_path)
+    mixer = {"type": "linear_attention", "heads": 2, "features": "favor"}
+    path = runs.write(tmp_path, model={"type": "causal_lm", "depth": 1, "mixer": mixer}, train={"steps": 2})
+    runs.in_child(runs.train, path, tmp_path / "model")
+    drawn = np.float32(random_features.orthogonal_normal(128, 8))
+    kept = {name: x for name, x in runs.state(tmp_path / "model").items() if "directions" in name}
+    assert [x.tobytes() for x in kept.values()] == [drawn.tobytes()]  # it has no slots
+    monkeypatch.setattr(random_features, "orthogonal_normal", lambda *shape: np.ones(shape))  # as of another NumPy
+    run, step = loop.restore(str(tmp_path / "model"))
+    assert step == 2 and np.array_equal(run.model.mixers[0].favor.directions.numpy(), drawn)

@@ -11,6 +11,7 @@ from tests.training import runs
 VARIANTS = {
     "masked_lm": ({"type": "masked_lm", "dropout": 0.1}, "replica"),
     "causal_lm": ({"type": "causal_lm"}, "global"),
+    "frozen": ({"type": "causal_lm", "mixer": {"type": "linear_attention", "heads": 2, "features": "favor"}}, "global"),
 }
 
 

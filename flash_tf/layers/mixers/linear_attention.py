@@ -1,4 +1,4 @@
-"""Linear attention, by the features of its queries and keys: Performer, 1 + elu, softplus, cosFormer, NormAttention."""
+"""Linear attention, by the features of queries and keys: Performer, 1 + elu, softplus, cosFormer, NormAttention."""
 
 import math
 
@@ -7,11 +7,12 @@ from keras import ops
 
 from flash_tf.layers.linear_mixer import LinearMixer, check_tile
 from flash_tf.layers.mixers import MIXERS
+from flash_tf.layers.random_features import RandomFeatures
 from kernels_xla.linear import SPEC
 from kernels_xla.norms import simple_rms_norm
 from kernels_xla.rotary import rotary
 
-FEATURES = {
+FEATURES = {  # and "favor", which is a layer
     "shifted_relu": lambda x: ops.relu(x) + ops.cast(1e-3, x.dtype),
     "relu": ops.relu,
     # 1 + elu(x), but that elu rounds to -1 where exp(x) is small, from x = -6 on in bfloat16.
@@ -31,6 +32,8 @@ class LinearAttention(LinearMixer):
     The systems that it is, by their options:
 
     - Performer with ReLU features (arXiv:2009.14794; the baseline of FLASH): the defaults.
+    - Performer with FAVOR+ (the same paper's for softmax; the baseline of TransNormer): `features: favor, rotary:
+      false`.
     - Linear transformer (arXiv:2006.16236): `features: elu_plus_one, rotary: false`.
     - Linear-GPT2 ("Linear Transformers Are Faster After All"): `features: softplus, rotary: false`.
     - cosFormer (arXiv:2202.08791): `features: relu, cosine_length: M, rotary: false`.
@@ -42,15 +45,18 @@ class LinearAttention(LinearMixer):
       causal: Whether position i may read only positions <= i.
       rotary: Whether queries and keys are rotated by position, before f: after it, they would not be positive, and the
         denominator could cross zero.
-      features: f: "shifted_relu", relu(x) + 0.001, "relu", "elu_plus_one", "softplus" or "elu".
+      features: f: "shifted_relu", relu(x) + 0.001, "relu", "elu_plus_one", "softplus", "elu", or "favor", random ones
+        whose products are softmax attention's on average; see `flash_tf.layers.random_features`.
       normalizer: "sum", for the denominator above, at least 1e-6; or "rms", for none, but `x / (||x|| / sqrt(d))` of
-        all heads together before W_o. "elu" takes "rms" alone, not being positive.
+        all heads together before W_o. "elu" takes "rms" alone, not being positive, and "favor" "sum" alone, since the
+        features of each query have a scale of their own.
       cosine_length: M, at least the longest text's tokens, for weights that are times cos(pi/2 (i - j) / M): a sum of
         products of cosines and sines, by which keys become twice as wide. It is a constant, because the length of the
         text would let the future change the past. None for no such factor. A stream may go on beyond it, where the
         weights of tokens more than M apart are negative.
       lrpe: Whether features are rotated by position at learned frequencies, which takes "rms" alone; see
         `flash_tf.layers.lrpe`.
+      random_features: Of "favor", how many a head; None for 128, and with other features.
       use_bias: Whether the projections have biases.
       form: How a whole text is summed: "chunks", or, for benchmarks, "cumsum" or "matmul", FLASH's Performer and
         Performer-Matmul of Table 11, which keep a state for each token. The function is the same; see
@@ -83,6 +89,7 @@ class LinearAttention(LinearMixer):
         normalizer: str = "sum",
         cosine_length: int | None = None,
         lrpe: bool = False,
+        random_features: int | None = None,
         use_bias: bool = True,
         form: str = "chunks",
         tile: int = 128,
@@ -91,26 +98,41 @@ class LinearAttention(LinearMixer):
         super().__init__(**kwargs)
         self.heads, self.causal, self.rotary = heads, causal, rotary
         self.features, self.normalizer, self.cosine_length, self.lrpe = features, normalizer, cosine_length, lrpe
-        self.use_bias, self.form, self.tile = use_bias, form, tile
+        self.random_features, self.use_bias, self.form, self.tile = random_features, use_bias, form, tile
         self._check()
+        self._check_features()
         check_tile(self)
+        if features == "favor":
+            count = {} if random_features is None else {"count": random_features}
+            self.favor = RandomFeatures(**count, name="favor", dtype=self.dtype_policy)
         self.supports_masking = True
 
     def _check(self):
         if self.heads < 1:
             raise ValueError(f"LinearAttention needs heads >= 1, got {self.heads}")
-        for option, known in (("features", FEATURES), ("normalizer", NORMALIZERS), ("form", FORMS)):
+        for option, known in (("features", (*FEATURES, "favor")), ("normalizer", NORMALIZERS), ("form", FORMS)):
             if getattr(self, option) not in known:
                 needed = ", ".join(map(repr, known))
                 raise ValueError(f"LinearAttention: {option} must be one of {needed}, got {getattr(self, option)!r}")
+        for option in ("cosine_length", "random_features"):
+            if (value := getattr(self, option)) is not None and value < 1:
+                raise ValueError(f"LinearAttention needs {option} >= 1 or null, got {value}")
+
+    def _check_features(self):
         signed = "features 'elu'" if self.features == "elu" else "features turned by lrpe" if self.lrpe else None
         if signed and self.normalizer == "sum":
             raise ValueError(f"LinearAttention: {signed} may be negative and need normalizer 'rms', got 'sum'")
-        if self.cosine_length is not None and self.cosine_length < 1:
-            raise ValueError(f"LinearAttention needs cosine_length >= 1 or null, got {self.cosine_length}")
+        if self.features == "favor":
+            if self.normalizer != "sum":
+                raise ValueError(f"LinearAttention: features 'favor' need normalizer 'sum', got {self.normalizer!r}")
+        elif self.random_features is not None:
+            needs = f"random_features {self.random_features} needs features 'favor'"
+            raise ValueError(f"LinearAttention: {needs}, got {self.features!r}")
 
     def build(self, x_shape):
         self.build_heads(x_shape, multiple=2 if self.rotary or self.lrpe else 1, use_bias=self.use_bias)
+        if self.features == "favor":
+            self.favor.build((*x_shape[:-1], self.heads, self.width // self.heads))
         self.built = True
 
     @property
@@ -124,7 +146,8 @@ class LinearAttention(LinearMixer):
 
     def sizes(self, b=1, n=None):
         e = self.width // self.heads
-        return {"b": b, "n": n, "h": self.heads, "s": e if self.cosine_length is None else 2 * e, "e": e}
+        s = self.favor.count if self.features == "favor" else e
+        return {"b": b, "n": n, "h": self.heads, "s": s if self.cosine_length is None else 2 * s, "e": e}
 
     def call(self, x, padding_mask=None, segment_ids=None, positions=None, training=None):
         n, most = x.shape[1], self.cosine_length
@@ -135,10 +158,15 @@ class LinearAttention(LinearMixer):
     def enter(self, x, positions):
         q, k, v = self.heads_of(x)
         q, k = (rotary(part, positions) for part in (q, k)) if self.rotary else (q, k)
-        q, k = (FEATURES[self.features](part) for part in (q, k))
+        q, k = self._features(q, k)
         q, k = (self.turn(part, positions) for part in (q, k)) if self.lrpe else (q, k)
         q, k = (self._weighted(part, positions) for part in (q, k)) if self.cosine_length else (q, k)
         return {"q": q, "k": k, "v": v}, []
+
+    def _features(self, q, k):
+        if self.features == "favor":
+            return self.favor(q, query=True), self.favor(k)
+        return (FEATURES[self.features](part) for part in (q, k))
 
     def _weighted(self, x, positions):
         """`[b, n, h, s]` -> `[b, n, h, 2s]`, times cosines and sines of a quarter turn over `cosine_length`."""
@@ -154,9 +182,11 @@ class LinearAttention(LinearMixer):
         return self.out_projection(out)
 
     def projection_flops(self):
-        return 8 * self.width**2
+        made = 4 * self.favor.count * self.width if self.features == "favor" else 0  # of queries and of keys
+        return 8 * self.width**2 + made
 
     def activations(self, n: int) -> int:
         keys, e = self.sizes()["s"] * self.heads, self.width // self.heads
         inside = 3 * min(n, self.tile) * self.heads if self.form == "chunks" else 2 * keys * e  # a state for each token
-        return 9 * self.width + 4 * keys + inside
+        exponentials = 4 * self.favor.count * self.heads if self.features == "favor" else 0  # float32 counts twice
+        return 9 * self.width + 4 * keys + exponentials + inside

@@ -1,0 +1,64 @@
+"""FAVOR+'s random features, with the directions that they are of."""
+
+import keras
+import numpy as np
+from keras import ops
+
+from kernels_xla.random_features import random_features
+
+
+@keras.saving.register_keras_serializable("flash_tf")
+class RandomFeatures(keras.layers.Layer):
+    """Positive features of queries and keys, by which linear attention is softmax attention on average.
+
+    Source: Choromanski et al., "Rethinking Attention with Performers", arXiv:2009.14794; see
+    `kernels_xla.random_features`. Directions are normal, orthogonal to each other in blocks of s, the same for all
+    heads, and never trained. They are weights, so that they are saved, and arguments of a program, not constants in it.
+    They are drawn once for all layers of a width, and not again in training [our definitions]. In bfloat16 they are
+    rounded as any matrix, which makes them other directions, but for queries and keys the same.
+
+    Args:
+      count: r, how many features.
+      **kwargs: Passed to `keras.layers.Layer`.
+
+    Call arguments:
+      x: Float tensor `[b, n, h, s]`.
+      query: Whether these are queries, and not keys.
+
+    Returns:
+      Float tensor `[b, n, h, r]`, positive; exponentials are float32.
+
+    Example:
+      >>> RandomFeatures(24)(ops.ones((1, 3, 2, 4))).shape
+      TensorShape([1, 3, 2, 24])
+    """
+
+    def __init__(self, count: int = 128, **kwargs):
+        super().__init__(**kwargs)
+        if count < 1:
+            raise ValueError(f"RandomFeatures needs count >= 1, got {count}")
+        self.count, self.supports_masking = count, True
+
+    def build(self, x_shape):
+        start = lambda shape, dtype: ops.cast(orthogonal_normal(*shape), dtype)  # noqa: E731
+        shape = (self.count, x_shape[-1])
+        self.directions = self.add_weight(name="directions", shape=shape, initializer=start, trainable=False)
+        self.built = True
+
+    def call(self, x, query=False):
+        return random_features(x, ops.cast(self.directions, x.dtype), query=query)
+
+    def compute_output_shape(self, x_shape):
+        return (*x_shape[:-1], self.count)
+
+    def get_config(self):
+        return {**super().get_config(), "count": self.count}
+
+
+def orthogonal_normal(rows: int, width: int) -> np.ndarray:
+    """`[rows, width]`: normal rows, each at right angles to the others of its `width` rows; the same every time."""
+    rng = np.random.default_rng(0)
+    turns, triangles = np.linalg.qr(rng.normal(size=(-(-rows // width), width, width)))
+    turns *= np.sign(np.diagonal(triangles, axis1=1, axis2=2))[:, None]  # without it no turn is as likely as another
+    lengths = np.linalg.norm(rng.normal(size=(rows, width)), axis=1)
+    return turns.reshape(-1, width)[:rows] * lengths[:, None]
