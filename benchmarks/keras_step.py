@@ -5,6 +5,7 @@ The model, its loss and its initial distributions are those that `flash-tf train
 
 import functools
 import itertools
+import math
 import time
 from typing import Any
 
@@ -78,7 +79,7 @@ def measure(config: Config, steps: int) -> dict[str, Any]:
         "compile_s": compile_s,
         "peak_bytes": memory.argument_size_in_bytes + results + memory.temp_size_in_bytes,
         "last_loss": last,
-        "parameters": model.count_params(),
+        "parameters": sum(math.prod(v.shape) for v in model.trainable_variables),
         **devices.timing(
             milliseconds, tokens=rows * n, flops=3 * rows * model.flops(n, _predicted(config)), device=known
         ),

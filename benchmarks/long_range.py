@@ -15,6 +15,7 @@ result file has, of this task or another, are kept.
 
 import argparse
 import json
+import math
 import time
 import zlib
 from pathlib import Path
@@ -155,7 +156,7 @@ def _train(system, data, args, progress):
         inputs, labels = data.batch(data.held_out[first : first + args.batch])
         right += int(np.sum(model.predict_on_batch(inputs).argmax(-1) == labels))
     return {
-        "parameters": model.count_params(),
+        "parameters": sum(math.prod(v.shape) for v in model.trainable_variables),
         "accuracy": right / len(data.held_out),
         "held_out": len(data.held_out),
         "ms_per_step": 1e3 * seconds / max(args.steps - 1, 1),

@@ -48,7 +48,8 @@ def train(config: Config, model_dir: str, progress: Progress) -> dict:
     folder = f"{model_dir}/profile" if run.chief else None
     profile = actions.Profile(run.config.profile, trainer, run.step, folder, functools.partial(_finish, run, report))
 
-    with actions.Signals(run.save, progress) as signals, profile, _orbit_in_log():
+    orbit_in_log = contextlib.redirect_stdout(sys.stderr)  # which the command line points at its log
+    with actions.Signals(run.save, progress) as signals, profile, orbit_in_log:
         controller = orbit.Controller(
             global_step=run.step,
             trainer=trainer,
@@ -118,7 +119,11 @@ class Run:
     @property
     def variables(self) -> dict[str, tf.Variable]:
         """What a checkpoint holds. All that is random follows from the seed, the step and the position."""
-        return {**{v.path: v.value for v in self.model.weights}, **self.optimizer.state()}
+        return {**self.weights, **self.optimizer.state()}
+
+    @property
+    def weights(self) -> dict[str, tf.Variable]:
+        return {v.path: v.value for v in self.model.weights}
 
     def save(self) -> None:
         """Saves a checkpoint of this step, with the validation loss if it was evaluated here."""
@@ -126,13 +131,12 @@ class Run:
             return
         step = int(self.step.numpy())
         loss = {"loss": self.evaluation["loss"]} if self.evaluation.get("step") == step else {}
-        if step == self.saved:
-            if loss:
-                self.checkpoints.note(step, loss)
-        else:
+        if step != self.saved:
             notes = {"step": step, "position": self.position, "seed": self.config.train.seed, **loss}
             self.checkpoints.save(self.variables, notes)
             self.saved = step
+        elif loss:
+            self.checkpoints.note(step, loss)
         self.checkpoints.prune(self.config.train.keep)
 
     def records(self, name: str, step: int) -> run_directory.Records:
@@ -261,14 +265,13 @@ def restore(model_dir: str, progress: Progress | None = None, checkpoint: str = 
         checkpoints=checkpoints,
     )
     run.model.tokenizer = tokenizer
-    variables = {v.path: v.value for v in run.model.weights}
     if not steps:
-        for name, value in weights.read(model_dir, {name: tuple(v.shape) for name, v in variables.items()}):
-            variables[name].assign(value)
+        for name, value in weights.read(model_dir, {name: tuple(v.shape) for name, v in run.weights.items()}):
+            run.weights[name].assign(value)
         return run, exported
     best = checkpoints.best() if checkpoint == "best" else None
     step = steps[-1] if best is None else best
-    checkpoints.restore(variables, step)
+    checkpoints.restore(run.weights, step)
     return run, step
 
 
@@ -292,10 +295,3 @@ def errors_of(stream: WindowStream) -> Iterator[None]:
         yield
     except tf.errors.OpError as error:
         raise stream.failure or error from None
-
-
-@contextlib.contextmanager
-def _orbit_in_log():
-    """Sends what Orbit prints to standard output to `sys.stderr`, which the command line points at its log."""
-    with contextlib.redirect_stdout(sys.stderr):
-        yield
