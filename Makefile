@@ -9,7 +9,7 @@ PYTEST = $(BIN)/python -m pytest -n 2 --dist worksteal
 LARGEST := tests/contracts/test_kernels.py tests/contracts/test_mixers.py
 ON_JAX := tests/contracts/test_models.py tests/contracts/test_language_models.py tests/contracts/test_streams.py \
 	tests/test_cross_entropy.py tests/generation/test_decoding.py tests/generation/test_samplers.py tests/test_linear_forms.py \
-	tests/test_linear_layers.py tests/test_random_features.py
+	tests/test_linear_layers.py tests/test_random_features.py tests/test_fused_attention.py
 SENTENCE := for i in <mask>(10):
 
 .PHONY: help quickstart test tpu-check clean

@@ -1,7 +1,10 @@
-"""Proves an exported step on a device, and times it. Needs NumPy and JAX alone."""
+"""Proves an exported step on a device, times it, traces it. Needs NumPy and JAX alone."""
 
 import itertools
+import shutil
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,6 +18,7 @@ from flash_tf.compiling import values
 from flash_tf.compiling.manifest import Manifest
 
 WARM_UP = 3  # steps
+TRACED = 4  # steps after those
 BATCHES = 4  # different ones: on a device a batch takes the place of nothing that matters
 # Relative error of a loss, by precision. Three steps at the peak rate move a loss by tenths. On a CPU, XLA and
 # TensorFlow without it differ by 2e-7 and, with the 24 layers of FLASH, 1.7e-3; a GPU multiplies float32 as TF32, of
@@ -100,6 +104,19 @@ def measure(
         "last_loss": last,
         **devices.timing(milliseconds, tokens=program.tokens, flops=program.flops, device=known),
     }
+
+
+def trace(
+    directory: str, manifest: Manifest, device: jax.Device, file: str, options: dict[str, object] | None = None
+) -> None:
+    """Writes what JAX's profiler sees of some steps, on a GPU of each of their kernels, to `file`, an XSpace."""
+    single = {"xla_gpu_enable_command_buffer": ""}  # a command buffer's kernels would have no names
+    step = Compiled(directory, manifest.programs["step"], device, {**(options or {}), **single})
+    with tempfile.TemporaryDirectory() as scratch:
+        with jax.profiler.trace(scratch):
+            _times(manifest, step, device, TRACED)
+        Path(file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(next(Path(scratch).rglob("*.xplane.pb")), file)
 
 
 def _times(manifest, step, device, steps):

@@ -15,11 +15,15 @@ import gc
 import math
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 from benchmarks import device
 
 CONFIGS = {"lm": "lm_wiki40b", "mlm": "mlm_c4"}
-OF_TENSORFLOW, OF_EXPORTED = ("models", "task", "lengths", "tokens", "set"), ("xla_option",)  # options of one way alone
+OF_TENSORFLOW, OF_EXPORTED = (
+    ("models", "task", "lengths", "tokens", "set"),
+    ("xla_option", "trace"),
+)  # options of one way alone
 MODELS = ("flash", "flash_quad", "transformer_plus_plus")
 COLUMNS = ("model", "task", "n", "batch", "compile s", "median ms", "ktok/s", "TFLOP/s", "MFU", "peak GiB")
 WIDTHS = (22, 6, 8, 7, 11, 11, 9, 9, 8, 10)
@@ -58,17 +62,19 @@ def _through_jax(args):
     jax.config.update("jax_enable_x64", True)  # TensorFlow counts steps in int64
     found = jax.devices()[0]
     name = device.cpu() if found.platform == "cpu" else found.device_kind
-    return name, ("jax", "jaxlib", "numpy"), _exported_rows(artifacts, found, args.steps, options)
+    return name, ("jax", "jaxlib", "numpy"), _exported_rows(artifacts, found, args, options)
 
 
-def _exported_rows(artifacts, where, steps, options) -> Iterator[dict]:
+def _exported_rows(artifacts, where, args, options) -> Iterator[dict]:
     from benchmarks.compiled_program import DeviceMemoryError
-    from benchmarks.compiled_timing import ParityError, measure
+    from benchmarks.compiled_timing import ParityError, measure, trace
 
     for directory, manifest in artifacts.items():
         row = {"artifact": directory}
         try:
-            row |= measure(directory, manifest, where, steps=steps, options=options)
+            row |= measure(directory, manifest, where, steps=args.steps, options=options)
+            if args.trace is not None:
+                trace(directory, manifest, where, f"{args.trace}/{Path(directory).name}.xplane.pb", options)
         except DeviceMemoryError as error:
             row |= {**_about(manifest), "error": "out of memory", "detail": str(error)}
         except ParityError as error:
@@ -204,6 +210,9 @@ def _parser():
     parser.add_argument("--exported", nargs="+", metavar="DIR", help="time these, of `flash-tf compile`, instead")
     parser.add_argument(
         "--xla-option", action="append", default=[], metavar="NAME=VALUE", help="with --exported; may be repeated"
+    )
+    parser.add_argument(
+        "--trace", metavar="DIR", help="with --exported: trace some more steps, for `python -m benchmarks.breakdown`"
     )
     device.takes_result(parser)
     return parser

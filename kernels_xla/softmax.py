@@ -37,14 +37,15 @@ def softmax_attention(
       `[b, n, h, e]`, in the dtype of `v`; 0 at padding.
 
     Cost:
-      O(n^2 h (s + e)) multiply-adds, O(n^2 h) memory; O(n h (s + e)) memory where Keras has one kernel for it all, and
-      nothing but `causal` masks.
+      O(n^2 h (s + e)) multiply-adds, O(n^2 h) memory; O(n h (s + e)) memory where Keras has one kernel for it all,
+      nothing but `causal` masks, and e = s.
 
     Precision:
       Scores and softmax in float32; the weights, and the gradients of the scores, enter their products in the dtype
       of the inputs.
     """
-    if padding_mask is None and segment_ids is None and accelerator.fuses_attention(v.dtype):
+    plain = padding_mask is None and segment_ids is None and q.shape[-1] == v.shape[-1]
+    if plain and accelerator.fuses_attention(v.dtype):
         return ops.dot_product_attention(q, k, v, is_causal=causal)
     at, ids = ops.arange(ops.shape(q)[1], dtype="int32") + offset, documents(padding_mask, segment_ids)
     return attend(q, k, v, pairs(ids, ids, at, at, causal))

@@ -1,6 +1,7 @@
 """The benchmark of training steps: in TensorFlow, and exported."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -77,6 +78,40 @@ def test_an_exported_step_is_timed_without_tensorflow_and_a_wrong_one_is_not_tim
     same = {"model": "flash", "task": "lm", "n": 16, "batch": 2, "tokens": 32, "framework": "TensorFlow"}
     assert same.items() <= timed.items() and same.items() <= untimed.items()
     assert timed["median_ms"] > 0 and timed["steps"] == 10
+
+
+def test_steps_of_an_exported_one_are_traced(exported, tmp_path):
+    options = ["--exported", exported[0], "--steps", "10", "--trace", str(tmp_path)]
+    command = [sys.executable, "-c", WITHOUT_TENSORFLOW, *options]
+    # The profiler of a JAX that also finds libtpu, of another version, ends the process.
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "JAX_PLATFORMS": "cpu"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "right.xplane.pb").stat().st_size > 10_000
+
+
+ON_JAX = """
+import sys
+sys.modules["tensorflow"] = None
+from benchmarks import device, keras_step, train_step
+keras_step.GRADIENT_ERROR = float(sys.argv.pop(1))
+device.program(train_step.main)
+"""
+
+
+@pytest.mark.parametrize(("allowed", "status"), [(0.1, 0), (0.0, 1)])
+def test_a_step_is_timed_in_keras_on_jax_without_tensorflow_if_its_gradients_are_right(allowed, status, tmp_path):
+    result = str(tmp_path / "result.json")
+    sizes = ["--models", "transformer_plus_plus", "--task", "mlm", "--lengths", "16", "--tokens", "32", "--steps", "10"]
+    sizes += [
+        text for option in (*TINY[:3], "model.mixer={type: self_attention, heads: 2}") for text in ("--set", option)
+    ]
+    command = [sys.executable, "-c", ON_JAX, str(allowed), *sizes, "--json", result]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "KERAS_BACKEND": "jax"})
+    assert (done.returncode, done.stderr) == (status, "")
+    (row,) = rows(result)
+    same = {"model": "transformer_plus_plus", "task": "mlm", "framework": "Keras", "runner": "JAX", "predicted": 2}
+    assert same.items() <= row.items()
+    assert ("median_ms" in row, row.get("wrong", False)) == (status == 0, status == 1)
 
 
 def test_bad_input_is_named_before_anything_is_timed(tmp_path):
