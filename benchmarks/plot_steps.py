@@ -17,7 +17,7 @@ class Series(NamedTuple):
 
     Attributes:
       model: Its name.
-      framework: "TensorFlow", which is ours, or "PyTorch".
+      framework: "TensorFlow", which is ours, "Keras on JAX", which is too, or "PyTorch".
       full_head: Whether a masked model's head runs on every position, where the others' runs on those predicted.
     """
 

@@ -128,7 +128,7 @@ def _jax_rows(wanted, args) -> Iterator[dict]:
     for name, config in wanted:
         if config.model["type"] == "masked_lm" and config.masking is None:
             config = dataclasses.replace(config, masking=MaskingConfig())
-        row = _in_keras_row(name, config, "Keras", "JAX")
+        row = _in_keras_row(name, config, "Keras on JAX", "JAX")
         try:
             row |= keras_step.measure(config, args.steps)
         except keras_step.GradientError as error:

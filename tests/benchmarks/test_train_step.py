@@ -109,7 +109,7 @@ def test_a_step_is_timed_in_keras_on_jax_without_tensorflow_if_its_gradients_are
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "KERAS_BACKEND": "jax"})
     assert (done.returncode, done.stderr) == (status, "")
     (row,) = rows(result)
-    same = {"model": "transformer_plus_plus", "task": "mlm", "framework": "Keras", "runner": "JAX", "predicted": 2}
+    same = {"model": "transformer_plus_plus", "task": "mlm", "framework": "Keras on JAX", "predicted": 2}
     assert same.items() <= row.items()
     assert ("median_ms" in row, row.get("wrong", False)) == (status == 0, status == 1)
 
