@@ -19,6 +19,7 @@ from flash_tf import config
 from flash_tf.compiling import artifact, manifest
 from flash_tf.compiling.programs import Experiment
 from flash_tf.data.stream import WindowStream
+from flash_tf.training import loop
 from flash_tf.training.optimizer import learning_rate
 from tests import numerics
 from tests.compiling import exports
@@ -99,6 +100,18 @@ def test_evaluate_reads_the_weights_back_and_gets_the_runners_validation_loss(ta
     assert (found["step"], found["tokens"]) == (recorded["step"], recorded["tokens"]) == (STEPS, recorded["tokens"])
     for figure in ("loss", "perplexity"):
         assert found[figure] == pytest.approx(recorded[figure], rel=numerics.FLOAT32_RUN)
+
+
+@pytest.mark.slow
+def test_generate_continues_a_text_with_the_weights_of_such_a_run(causal):
+    folder, _ = causal
+    status, out, err = runs.command(folder, "generate", folder / "run", "--prompt", "one two", "--max-new-tokens", 5)
+    assert status == 0, err
+    model = loop.restore(str(folder / "run"))[0].model
+    (ids,) = model.tokenizer.encode(["one two"])
+    for _ in range(5):
+        ids = np.append(ids, np.argmax(model(ids[None])[0, -1]))
+    assert out == model.tokenizer.decode(ids) + "\n"
 
 
 def test_a_run_shows_progress_and_says_where_its_weights_are(causal):

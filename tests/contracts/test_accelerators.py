@@ -28,9 +28,10 @@ def gradients(layer, masked):
     rng = np.random.default_rng(0)
     weights = {str(i): ops.convert_to_tensor(w.value) for i, w in enumerate(layer.trainable_variables)}
     given = tensors({"x": rng.normal(size=(B, N, D))}, "float32")
+    frozen = [ops.convert_to_tensor(w.value) for w in layer.non_trainable_variables]
 
     def call(x, **weights):
-        return layer.stateless_call([weights[str(i)] for i in range(len(weights))], [], x, **masked)[0]
+        return layer.stateless_call([weights[str(i)] for i in range(len(weights))], frozen, x, **masked)[0]
 
     out, found = value_and_gradients(call, {**given, **weights}, lambda shape: np.ones(shape))
     return [to_numpy(out), *(to_numpy(found[name]) for name in sorted(found))]
