@@ -45,10 +45,10 @@ def main(arguments: list[str] | None = None) -> int:
 def _sums(path) -> list[dict]:
     """A row for each operation, the longest first: launches and milliseconds of a step, terabytes a second."""
     space = _space(path)
-    known = _instructions(space)
+    program, known = _instructions(space)
     ran = collections.defaultdict(list)  # picoseconds of each time that an instruction's kernels ran
-    for name, time in itertools.chain.from_iterable(map(_kernels, space.planes)):
-        if name in known:
+    for module, name, time in itertools.chain.from_iterable(map(_kernels, space.planes)):
+        if module == program and name in known:
             ran[name].append(time)
     if not ran:
         raise ValueError(f"{path} has no kernel of a program: a trace of a GPU is needed, without command buffers")
@@ -79,8 +79,8 @@ def _space(path):
         raise ValueError(f"{path} is no trace: it needs an XSpace, as --trace writes it") from error
 
 
-def _instructions(space) -> dict[str, tuple[str, str, str, int]]:
-    """Of the largest program: instruction -> scope in the model, opcode, result, bytes of arguments and result."""
+def _instructions(space) -> tuple[str, dict[str, tuple[str, str, str, int]]]:
+    """The largest program's name, and its instructions' scopes, opcodes, results, and bytes of arguments and result."""
     from tensorflow.compiler.xla.service import hlo_pb2
 
     from flash_tf.profiling.operations import without_numbers
@@ -93,18 +93,18 @@ def _instructions(space) -> dict[str, tuple[str, str, str, int]]:
         for one in computation.instructions:
             size = sum(_bytes(x.shape) for x in (one, *(by_id[number] for number in one.operand_ids)))
             found[one.name] = without_numbers(one.metadata.op_name) or one.opcode, one.opcode, _text(one.shape), size
-    return found
+    return module.name, found
 
 
 def _kernels(plane):
-    """Each kernel's instruction and picoseconds, on a GPU's plane."""
+    """Each kernel's program, instruction and picoseconds, on a GPU's plane."""
     if not plane.name.startswith("/device:GPU"):
         return
     names = {number: metadata.name for number, metadata in plane.stat_metadata.items()}
     for event in (event for line in plane.lines if line.name.startswith("Stream") for event in line.events):
         stats = (*event.stats, *plane.event_metadata[event.metadata_id].stats)
-        for stat in (stat for stat in stats if names[stat.metadata_id] == "hlo_op"):
-            yield stat.str_value or names.get(stat.ref_value), event.duration_ps
+        found = {names[stat.metadata_id]: stat.str_value or names.get(stat.ref_value) for stat in stats}
+        yield found.get("hlo_module"), found.get("hlo_op"), event.duration_ps
 
 
 def _bytes(shape) -> int:

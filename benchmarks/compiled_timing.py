@@ -111,8 +111,8 @@ def trace(
 ) -> None:
     """Writes what JAX's profiler sees of some steps, on a GPU of each of their kernels, to `file`, an XSpace."""
     single = {"xla_gpu_enable_command_buffer": ""}  # a command buffer's kernels would have no names
-    step = Compiled(directory, manifest.programs["step"], device, {**(options or {}), **single})
-    with tempfile.TemporaryDirectory() as scratch:
+    with memory_errors(device, directory), tempfile.TemporaryDirectory() as scratch:
+        step = Compiled(directory, manifest.programs["step"], device, {**(options or {}), **single})
         with jax.profiler.trace(scratch):
             _times(manifest, step, device, TRACED)
         Path(file).parent.mkdir(parents=True, exist_ok=True)

@@ -60,10 +60,10 @@ def _case(name, n, args):
     from flash_tf import config
     from flash_tf.generation import greedy
     from flash_tf.generation.generator import compiled
-    from flash_tf.training import build
+    from flash_tf.training import modelling
 
     wanted = config.load(f"lm_wiki40b/{name}", ["data.tokenizer=null", *args.set])
-    model = build.make_model(wanted)
+    model = modelling.make_model(wanted)
     capacity = n + args.tokens if model.grows else None
     state, rng = model.initial_state(args.batch, capacity), np.random.default_rng(0)
     state = {k: _random(rng, x) for k, x in state.items()} | {"position": ops.full((args.batch,), n, "int32")}

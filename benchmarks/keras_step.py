@@ -1,8 +1,10 @@
 """The training step of a config's model through Keras on JAX, without TensorFlow: its attention is one kernel on a GPU.
 
-The model, its loss and its initial distributions are those that `flash-tf train` has; AdamW is Keras's own.
+The model, its loss and its initial distributions are those that `flash-tf train` has; AdamW is Keras's own, at the peak
+rate.
 """
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -17,7 +19,7 @@ from keras import ops
 from benchmarks import device as devices
 from benchmarks.compiled_data import likely_tokens
 from flash_tf.config import Config
-from flash_tf.models import MODELS
+from flash_tf.training import modelling
 from kernels_xla.cross_entropy import cross_entropy
 
 WARM_UP, BATCHES = 3, 4  # steps; different batches
@@ -36,7 +38,7 @@ def measure(config: Config, steps: int) -> dict[str, Any]:
     """Proves the gradients against those in float32, where no kernel is fused, then times whole steps.
 
     Args:
-      config: Of an experiment without dropout.
+      config: Of an experiment, with its masking.
       steps: How many are timed, after the warm-up.
 
     Returns:
@@ -45,9 +47,11 @@ def measure(config: Config, steps: int) -> dict[str, Any]:
 
     Raises:
       GradientError: When a gradient is wrong; nothing is timed then.
+      ValueError: For an option of training that this step does not take.
     """
+    _check(config)
     keras.utils.set_random_seed(config.train.seed)
-    model = _model(config, config.train.precision)
+    model = modelling.make_model(config)
     error = _gradient_error(config, model)
     optimizer = _optimizer(config, model)
     rows = config.batch_size
@@ -81,16 +85,20 @@ def measure(config: Config, steps: int) -> dict[str, Any]:
         "last_loss": last,
         "parameters": sum(math.prod(v.shape) for v in model.trainable_variables),
         **devices.timing(
-            milliseconds, tokens=rows * n, flops=3 * rows * model.flops(n, _predicted(config)), device=known
+            milliseconds, tokens=rows * n, flops=modelling.training_flops_per_step(config, model), device=known
         ),
     }
 
 
-def _model(config, precision):
-    options = {"max_length": config.data.sequence_length} if config.model.get("position_embedding") else {}
-    model = MODELS.build({**options, **config.model}, dtype=precision)
-    model.build()
-    return model
+def _check(config):
+    taken = {"train.accumulate": 1, "data.packing": "concatenate", "model.dropout": 0}
+    given = {"train.accumulate": config.train.accumulate, "data.packing": config.data.packing}
+    given["model.dropout"] = config.model.get("dropout", 0)
+    for name, value in given.items():
+        if value != taken[name]:
+            raise ValueError(f"the step on JAX takes {name}={taken[name]} alone, got {value}")
+    if config.train.jit_compile is False:
+        raise ValueError("the step on JAX is compiled whole: train.jit_compile must not be false")
 
 
 def _optimizer(config, model):
@@ -125,26 +133,22 @@ def _batch(config, rows, seed):
     tokens = likely_tokens(vocabulary_size, EOS, seed, rows * (n + 1)).reshape(rows, n + 1)
     if config.masking is None:
         return {"inputs": {"token_ids": tokens[:, :-1]}, "labels": tokens[:, 1:]}
-    at = np.argsort(np.random.default_rng(seed).random((rows, n)), axis=1)[:, : _predicted(config)].astype(np.int32)
-    tokens, at = tokens[:, :-1].copy(), np.sort(at, axis=1)
+    order = np.argsort(np.random.default_rng(seed).random((rows, n)), axis=1).astype(np.int32)
+    tokens, at = tokens[:, :-1].copy(), np.sort(order[:, : modelling.predicted(config)], axis=1)
     labels = np.take_along_axis(tokens, at, axis=1)
     np.put_along_axis(tokens, at, MASK, axis=1)
     return {"inputs": {"token_ids": tokens, "masked_positions": at}, "labels": labels}
 
 
-def _predicted(config):
-    n = config.data.sequence_length
-    return n if config.masking is None else round(config.masking.rate * n)
-
-
 def _gradient_error(config, model):
-    """The worst relative error of a matrix's gradient, over one batch of about `CHECKED` tokens."""
+    """The worst relative error of a matrix's gradient, over `CHECKED` tokens or one sequence of more."""
     batch = _batch(config, max(1, CHECKED // config.data.sequence_length), config.train.seed)
     weights = [v.value for v in model.trainable_variables]
     fixed = [v.value for v in model.non_trainable_variables]
     gradients = lambda of: jax.jit(jax.grad(functools.partial(_loss, of)))(weights, fixed, batch)  # noqa: E731
     with jax.default_matmul_precision("highest"):
-        right = gradients(_model(config, "float32"))
+        in_float32 = dataclasses.replace(config, train=dataclasses.replace(config.train, precision="float32"))
+        right = gradients(modelling.make_model(in_float32))
     pairs = zip(model.trainable_variables, gradients(model), right, strict=True)
     errors = {v.path: _relative(found, wanted) for v, found, wanted in pairs if len(v.shape) > 1}
     name = max(errors, key=errors.get)

@@ -10,7 +10,6 @@ third builds them in Keras on JAX, without TensorFlow, where softmax attention i
 """
 
 import argparse
-import dataclasses
 import gc
 import math
 import os
@@ -74,7 +73,7 @@ def _exported_rows(artifacts, where, args, options) -> Iterator[dict]:
         try:
             row |= measure(directory, manifest, where, steps=args.steps, options=options)
             if args.trace is not None:
-                trace(directory, manifest, where, f"{args.trace}/{Path(directory).name}.xplane.pb", options)
+                trace(directory, manifest, where, f"{args.trace}/{Path(directory).resolve().name}.xplane.pb", options)
         except DeviceMemoryError as error:
             row |= {**_about(manifest), "error": "out of memory", "detail": str(error)}
         except ParityError as error:
@@ -101,10 +100,11 @@ def _in_keras(args):
         device.batch_size(n, args.tokens)
     from benchmarks import backends
     from flash_tf import config
+    from flash_tf.training import modelling
 
     names = [(f"{CONFIGS[args.task]}/{model}", n) for model in args.models for n in args.lengths]
     sizes = lambda n: [f"data.sequence_length={n}", f"train.tokens_per_step={args.tokens}"]  # noqa: E731
-    wanted = [(name, config.load(name, [*sizes(n), *args.set])) for name, n in names]
+    wanted = [(name, modelling.with_masking(config.load(name, [*sizes(n), *args.set]))) for name, n in names]
     if backends.on_jax():
         return backends.device_name(), ("keras", "jax", "jaxlib", "numpy"), _jax_rows(wanted, args)
     from flash_tf.compiling import artifact
@@ -114,20 +114,19 @@ def _in_keras(args):
 
 
 def _in_keras_row(name, config, framework, runner):
-    n, masking = config.data.sequence_length, config.masking
+    from flash_tf.training import modelling
+
+    n = config.data.sequence_length
     row = {"model": name.split("/")[1], "framework": framework, "runner": runner, "config": name, "n": n}
     row |= {"task": device.TASKS[config.model["type"]], "batch": config.batch_size}
-    row |= {"tokens": config.train.tokens_per_step, "predicted": n if masking is None else round(masking.rate * n)}
+    row |= {"tokens": config.train.tokens_per_step, "predicted": modelling.predicted(config)}
     return row
 
 
 def _jax_rows(wanted, args) -> Iterator[dict]:
     from benchmarks import backends, keras_step
-    from flash_tf.config import MaskingConfig
 
     for name, config in wanted:
-        if config.model["type"] == "masked_lm" and config.masking is None:
-            config = dataclasses.replace(config, masking=MaskingConfig())
         row = _in_keras_row(name, config, "Keras on JAX", "JAX")
         try:
             row |= keras_step.measure(config, args.steps)
@@ -152,7 +151,7 @@ def _tensorflow_row(name, config, ids, args):
 
     from benchmarks import backends
     from flash_tf.compiling import programs, timing
-    from flash_tf.training import build
+    from flash_tf.training import modelling
 
     row = _in_keras_row(name, config, "TensorFlow", "TensorFlow")
     try:
@@ -163,7 +162,7 @@ def _tensorflow_row(name, config, ids, args):
         return {**row, "error": "out of memory"}
     if not math.isfinite(loss):
         return {**row, "wrong": True, "error": f"not timed: it trains to a loss of {loss}"}
-    flops = build.training_flops_per_step(config, experiment.model)
+    flops = modelling.training_flops_per_step(config, experiment.model)
     known = backends.device_name() if config.train.precision == "mixed_bfloat16" else ""  # the peaks are of bfloat16
     found = device.timing(milliseconds, tokens=row["tokens"], flops=flops, device=known)
     return {**row, **found, "compile_s": compile_s, "peak_bytes": _tensorflow_peak(), "last_loss": loss}

@@ -3,7 +3,7 @@
 import math
 
 from flash_tf import config, describing
-from flash_tf.training import build
+from flash_tf.training import modelling
 
 FOLDERS = ("wikitext2_lm", "wikitext2_mlm")  # every system has a small config in one of them, or in both
 LONG = 2**20  # tokens, where what grows fastest is all that counts
@@ -26,9 +26,9 @@ def systems() -> list[dict]:
 
 
 def _said(name, where):
-    loaded = build.with_masking(config.load(where))
+    loaded = modelling.with_masking(config.load(where))
     with describing.without_weights():
-        model = build.make_model(loaded)
+        model = modelling.make_model(loaded)
     streams = model.causal and model.obstacle is None
     return {
         "name": name,

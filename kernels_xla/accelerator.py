@@ -33,11 +33,16 @@ def on_lite() -> bool:
     return bool(_chosen) and _chosen[-1] == "lite"
 
 
-def fuses_attention(dtype) -> bool:
-    """Whether Keras has softmax attention of this dtype in one kernel here, cuDNN's: on JAX, on a GPU, of 16 bits.
+def fuses_attention(width: int, dtype) -> bool:
+    """Whether Keras has softmax attention in one kernel here, cuDNN's: on JAX, on a GPU from Ampere on, of 16 bits.
 
     TensorFlow has no such operator.
+
+    Args:
+      width: Of a head; the kernel takes multiples of 8 up to 128.
+      dtype: Of queries, keys and values.
     """
-    if keras.config.backend() != "jax" or keras.backend.standardize_dtype(dtype) not in ("bfloat16", "float16"):
+    takes = width % 8 == 0 and width <= 128 and keras.backend.standardize_dtype(dtype) in ("bfloat16", "float16")
+    if keras.config.backend() != "jax" or not takes:
         return False
     return any(name.startswith(("gpu", "cuda")) for name in keras.distribution.list_devices())

@@ -87,9 +87,19 @@ def _wide_product(equation, x, y):
 
 def _divided(out, total):
     """`out [..., e]` over `total [...]`, if there is one."""
-    if total is None:
-        return out
-    return ops.cast(ops.cast(out, total.dtype) / ops.maximum(total, LEAST)[..., None], out.dtype)
+    return out if total is None else ops.custom_gradient(_quotient)(out, total)
+
+
+def _quotient(out, total):
+    """With a gradient by hand, in which no denominator is squared: FAVOR+'s may be larger than 1e19."""
+    denominator = ops.maximum(total, LEAST)[..., None]
+    ratio = ops.cast(out, total.dtype) / denominator
+
+    def gradient(*arguments, upstream=None):  # Keras passes it by name on JAX, TensorFlow by place
+        dout = ops.cast(arguments[0] if upstream is None else upstream, total.dtype) / denominator
+        return ops.cast(dout, out.dtype), keep(-ops.sum(dout * ratio, axis=-1), total > LEAST)
+
+    return ops.cast(ratio, out.dtype), gradient
 
 
 def _by_chunks(q, k, v, ids, causal, normalized, start=None):

@@ -21,7 +21,7 @@ import tensorflow as tf
 import flash_tf
 import kernels_xla
 from flash_tf import config, describing
-from flash_tf.training import build
+from flash_tf.training import modelling
 from flash_tf.training.evaluator import Evaluator
 from flash_tf.training.objective import OBJECTIVES
 from flash_tf.training.optimizer import AdamW, adamw
@@ -96,7 +96,7 @@ def with_values(model, weights, others=()):
 def train_and_evaluate(experiment: config.Config):
     """A function of tensors that is one step of training and one of evaluation, and the specs of its arguments."""
     with describing.without_weights():
-        model = build.make_model(experiment)
+        model = modelling.make_model(experiment)
     objective = OBJECTIVES[experiment.model["type"]](experiment, _tokenizer(experiment.model["vocabulary_size"]))
     evaluator = Evaluator(model=model, objective=objective, strategy=None, batches=None, counts_words=False)
 
@@ -198,7 +198,7 @@ def check_configs() -> list[str]:
     for name, overrides in [*((name, ()) for name in config.names()), *VARIANTS]:
         begin, label = time.perf_counter(), " ".join((name, *overrides))
         try:
-            experiment = build.with_masking(config.load(name, (*REDUCED, *overrides)))
+            experiment = modelling.with_masking(config.load(name, (*REDUCED, *overrides)))
             result = f"{lower(*train_and_evaluate(experiment))} kinds of operators"
         except ValueError as error:
             result = str(error)

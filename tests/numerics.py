@@ -20,10 +20,6 @@ ALIVE = 0.1  # share of numbers that are not zero: relu² drops about half, mask
 ALIVE_OUTPUT = (1e-4, 10)  # root mean square of a layer's output at initialisation, for inputs of 1
 ALIVE_GRADIENT = (1e-3, 10)  # root mean square of a weight's gradient: at least of the median weight's, at most of √n
 
-RANDOM_FEATURES = (
-    0.1  # of softmax attention by 8,192 of them: of weights exp(q k) the variance is exp(|q + k|^2), here 50
-)
-
 DEAD_ROW_SUM = 1e-3  # of a gated unit's quadratic weights: above 2e-3 at a live start, below 1e-5 at a dead one
 DEAD_GRADIENT = 1e-3  # root mean square of a weight's gradient, over that of the median weight
 

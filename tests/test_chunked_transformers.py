@@ -8,7 +8,7 @@ from keras import ops
 
 from flash_tf import config
 from flash_tf.layers import Combiner, MixedChunkSelfAttention, TransformerLS
-from flash_tf.training import build
+from flash_tf.training import modelling
 from kernels_xla.long_short_causal import long_short_causal_attention
 from tests.backends import to_numpy
 from tests.contracts.test_mixers import B, D, N, built, normal, outputs
@@ -123,9 +123,9 @@ def test_a_causal_transformer_ls_reads_a_token_of_two_segments_before_through_it
 
 def test_packed_documents_are_for_a_causal_transformer_ls():
     packed = ["data.packing=documents"]
-    assert build.with_masking(config.load("wikitext2_lm/transformer_ls", packed)).data.packing == "documents"
+    assert modelling.with_masking(config.load("wikitext2_lm/transformer_ls", packed)).data.packing == "documents"
     with pytest.raises(ValueError, match="'transformer_ls' reads a row as one text: .* got documents"):
-        build.with_masking(config.load("wikitext2_mlm/transformer_ls", packed))
+        modelling.with_masking(config.load("wikitext2_mlm/transformer_ls", packed))
 
 
 @pytest.mark.parametrize(("make", "said"), [

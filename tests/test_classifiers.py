@@ -7,7 +7,7 @@ import pytest
 from flash_tf import config
 from flash_tf.models.classifier import Classifier
 from flash_tf.models.matcher import Matcher
-from flash_tf.training import build
+from flash_tf.training import modelling
 from tests.backends import to_numpy
 from tests.numerics import FLOAT32, relative_error
 
@@ -81,4 +81,4 @@ def test_a_matcher_needs_two_texts_a_row():
 @pytest.mark.parametrize("kind", ["classifier", "matcher", "Classifier"])
 def test_a_config_cannot_choose_what_the_loop_cannot_train(kind):
     with pytest.raises(ValueError, match=f"no model is called '{kind}'.* There are: causal_lm, masked_lm$"):
-        build.with_masking(config.load("quickstart", [f"model.type={kind}"]))
+        modelling.with_masking(config.load("quickstart", [f"model.type={kind}"]))

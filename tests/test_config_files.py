@@ -4,7 +4,7 @@ import pytest
 
 from flash_tf import config, mappings
 from flash_tf.models.causal_lm import CausalLM
-from flash_tf.training import build
+from flash_tf.training import modelling
 
 
 def written(tmp_path, name, text):
@@ -30,7 +30,7 @@ def test_a_section_with_a_type_of_its_own_keeps_the_options_of_the_bases(tmp_pat
     base, causal = config.load("quickstart"), config.load(path)
     changed = mappings.differences(config.to_mapping(base), config.to_mapping(causal))
     assert changed == [("model.type", "masked_lm", "causal_lm")]
-    assert isinstance(build.make_model(causal), CausalLM)
+    assert isinstance(modelling.make_model(causal), CausalLM)
 
 
 def test_a_base_may_have_a_base_and_the_command_line_comes_last(tmp_path):

@@ -150,7 +150,7 @@ def test_the_rms_of_all_heads_together_is_one():
     (lambda: LinearAttention(features="elu"),
      "LinearAttention: features 'elu' may be negative and need normalizer 'rms', got 'sum'"),
     (lambda: LinearAttention(features="favor", normalizer="rms"),
-     "LinearAttention: features 'favor' need normalizer 'sum', got 'rms'"),
+     "LinearAttention: features 'favor' need normalizer 'sum' and no lrpe, got normalizer 'rms'"),
     (lambda: LinearAttention(random_features=64),
      "LinearAttention: random_features 64 needs features 'favor', got 'shifted_relu'"),
     (lambda: LinearAttention(features="favor", random_features=0),

@@ -9,8 +9,9 @@ from flash_tf.generation import decoding
 from flash_tf.layers import LinearAttention, MultiHeadSelfAttention, RandomFeatures
 from flash_tf.layers.random_features import orthogonal_normal
 from flash_tf.models import MODELS
+from kernels_xla.linear import linear_attention
 from kernels_xla.random_features import random_features
-from tests.backends import differentiate, to_numpy
+from tests.backends import compiled, differentiate, tensors, to_numpy, value_and_gradients
 from tests.contracts.test_mixers import B, D, N, built, normal, outputs
 from tests.numerics import BFLOAT16, FLOAT32, FLOAT64, RANDOM_FEATURES, masks, real_tokens, relative_error
 from tests.oracles import ORACLES
@@ -105,6 +106,32 @@ def test_decoding_in_bfloat16_takes_the_directions_that_training_takes():
     want, state = seen.pop("features")[0]["k"], model.initial_state(B)
     decoding.next_logits(model, decoding.hold(model, state), ids[:, 0], state)
     assert np.array_equal(to_numpy(seen["features"][0]["k"]), to_numpy(want))
+
+
+def test_gradients_of_attention_to_the_strongest_keys_are_those_of_float64():
+    width, rng = 64, np.random.default_rng(0)
+    directions = orthogonal_normal(128, width)
+    arrays = {name: rng.normal(size=(1, 6, 1, width)) for name in "qkv"}
+    for i in (1, 4):  # keys of the largest features: denominators beyond the root of float32's largest number
+        arrays["k"][0, i, 0] = directions[np.argsort(np.sum(directions**2, axis=1))[-i]] * width**0.25
+
+    def attend(q, k, v):
+        p = ops.cast(directions, q.dtype)
+        return linear_attention(random_features(q, p, query=True), random_features(k, p), v, normalized=True)
+
+    want = differentiate(attend, {}, arrays, dtype="float64")
+    cotangent = lambda shape: np.random.default_rng(1).normal(size=shape)  # noqa: E731  as `differentiate` has it
+    in_one = compiled(lambda **given: value_and_gradients(attend, given, cotangent))
+    _, found = in_one(**tensors(arrays, "float32"))
+    for name in "qv":
+        assert relative_error(to_numpy(found[name]), want[f"d{name}"]) < FLOAT32, name
+    # Their own gradient vanishes: they have all of the weight.
+    assert np.abs(to_numpy(found["k"]) - want["dk"]).max() < FLOAT32 > 1e4 * np.abs(want["dk"]).max()
+
+
+def test_float16_is_refused():
+    with pytest.raises(ValueError, match="RandomFeatures needs the range of bfloat16 or float32, got float16"):
+        RandomFeatures(dtype="mixed_float16").build((B, N, H, D // H))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -10,10 +10,10 @@ def add_arguments(parser) -> None:
 
 def run(args, log) -> None:
     from flash_tf import config, describing
-    from flash_tf.training import build
+    from flash_tf.training import modelling
 
-    experiment = build.with_masking(config.load(args.config, args.set))
+    experiment = modelling.with_masking(config.load(args.config, args.set))
     with describing.without_weights():
-        model = build.make_model(experiment)
-        described = describing.describe(experiment, model, build.predicted(experiment))
+        model = modelling.make_model(experiment)
+        described = describing.describe(experiment, model, modelling.predicted(experiment))
     show(described if args.json else describing.as_text(described), args.json)

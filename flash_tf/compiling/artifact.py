@@ -15,7 +15,7 @@ from flash_tf.compiling.manifest import CONFIG, MANIFEST, TOKENIZER, Check, Mani
 from flash_tf.compiling.programs import Experiment, TokenIds
 from flash_tf.config import Config
 from flash_tf.data.tokenizer import Tokenizer
-from flash_tf.training import build, run_directory
+from flash_tf.training import build, modelling, run_directory
 from flash_tf.training.loop import EVALUATED_AT_ONCE
 from flash_tf.training.step import COLUMNS
 
@@ -35,7 +35,7 @@ def prepare(config: Config) -> tuple[Config, Tokenizer | TokenIds]:
     Raises:
       ValueError: When it cannot be exported.
     """
-    config = build.with_masking(config)
+    config = modelling.with_masking(config)
     if config.train.seed < 0:
         raise ValueError(f"train.seed of an exported step must not be negative, got {config.train.seed}")
     needed, place = config.model["vocabulary_size"], config.data.tokenizer
@@ -81,7 +81,7 @@ def export(
     report(f"tracing the training step, {rows:,} x {n:,} tokens")
     traced = experiment.trace_step(rows, n, stablehlo=True)
     text = _write_text(folder, traced.stablehlo)
-    flops = build.training_flops_per_step(config, experiment.model)
+    flops = modelling.training_flops_per_step(config, experiment.model)
     programs = {"step": _write_program(folder, STEP, traced, (rows, n), "record", stablehlo=text, flops=flops)}
     report(f"tracing the evaluation, {at_once:,} x {n:,} tokens")
     traced = experiment.trace_forward(at_once, n)

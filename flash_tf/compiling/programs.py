@@ -13,7 +13,7 @@ from flash_tf.compiling import values
 from flash_tf.compiling.manifest import Argument
 from flash_tf.config import Config
 from flash_tf.generation import greedy
-from flash_tf.training import build
+from flash_tf.training import modelling
 from flash_tf.training.evaluator import Evaluator
 from flash_tf.training.objective import OBJECTIVES
 from flash_tf.training.optimizer import AdamW
@@ -72,7 +72,7 @@ class Experiment:
 
     def __init__(self, config: Config, tokenizer):
         self.config, self.tokenizer, initialisers = config, tokenizer, _initialisers(config)
-        self.model = build.make_model(config)
+        self.model = modelling.make_model(config)
         self.objective = OBJECTIVES[config.model["type"]](config, tokenizer)
         trained = {v.path: v.value for v in self.model.trainable_variables}
         self.optimizer = AdamW(config.optimizer, config.train.steps, trained)
@@ -213,7 +213,7 @@ def _in_place(serialized, replaces):
 def _initialisers(config: Config) -> dict[str, dict]:
     """How each weight begins. Keras forgets it of a variable that has its value, so a model without any is asked."""
     with describing.without_weights():
-        found = [(v.path, v.shape, v._initializer) for v in build.make_model(config).weights]
+        found = [(v.path, v.shape, v._initializer) for v in modelling.make_model(config).weights]
     return {path: _plain(path, shape, initialiser) for path, shape, initialiser in found}
 
 

@@ -40,6 +40,8 @@ class RandomFeatures(keras.layers.Layer):
         self.count, self.supports_masking = count, True
 
     def build(self, x_shape):
+        if self.compute_dtype == "float16":
+            raise ValueError("RandomFeatures needs the range of bfloat16 or float32, got float16")
         start = lambda shape, dtype: ops.cast(orthogonal_normal(*shape), dtype)  # noqa: E731
         shape = (self.count, x_shape[-1])
         self.directions = self.add_weight(name="directions", shape=shape, initializer=start, trainable=False)

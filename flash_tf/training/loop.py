@@ -13,7 +13,7 @@ import tensorflow as tf
 from flash_tf.config import Config
 from flash_tf.data.stream import EvaluationBatches, WindowStream
 from flash_tf.data.tokenizer import Tokenizer
-from flash_tf.training import actions, build, profiled, run_directory, weights
+from flash_tf.training import actions, build, modelling, profiled, run_directory, weights
 from flash_tf.training.checkpoints import Checkpoints
 from flash_tf.training.evaluator import Evaluator, per_replica
 from flash_tf.training.objective import OBJECTIVES
@@ -41,7 +41,7 @@ def train(config: Config, model_dir: str, progress: Progress) -> dict:
         run.records(run_directory.METRICS, int(run.step.numpy())),
         progress,
         config=run.config.train,
-        flops_per_step=build.training_flops_per_step(run.config, run.model),
+        flops_per_step=modelling.training_flops_per_step(run.config, run.model),
         peak=peak_flops(device_name(), run.config.train.precision, run.strategy.num_replicas_in_sync),
     )
     evaluations = run.records(run_directory.EVALUATIONS, run.evaluated)
@@ -146,7 +146,7 @@ class Run:
 
 def prepare(config: Config, model_dir: str, progress: Progress) -> tuple[Run, WindowStream, Trainer]:
     """A run, its data and its steps, before the first of them."""
-    run = _prepare(build.with_masking(config), model_dir, progress)
+    run = _prepare(modelling.with_masking(config), model_dir, progress)
     stream = _open_stream(run)
     return run, stream, _make_trainer(run, stream)
 
@@ -165,7 +165,7 @@ def _prepare(config, model_dir, progress):
     tokenizer = build.make_tokenizer(config, model_dir, chief=is_chief(strategy), report=progress.line)
     keras.utils.set_random_seed(config.train.seed)
     with strategy.scope():
-        model = build.make_model(config)
+        model = modelling.make_model(config)
         optimizer = AdamW(config.optimizer, config.train.steps, {v.path: v.value for v in model.trainable_variables})
         step = orbit.utils.create_global_step()
     run = Run(
@@ -261,17 +261,18 @@ def restore(model_dir: str, progress: Progress | None = None, checkpoint: str = 
         strategy=tf.distribute.get_strategy(),
         tokenizer=tokenizer,
         objective=OBJECTIVES[config.model["type"]](config, tokenizer),
-        model=build.make_model(config),
+        model=modelling.make_model(config),
         checkpoints=checkpoints,
     )
     run.model.tokenizer = tokenizer
+    held = run.weights
     if not steps:
-        for name, value in weights.read(model_dir, {name: tuple(v.shape) for name, v in run.weights.items()}):
-            run.weights[name].assign(value)
+        for name, value in weights.read(model_dir, {name: tuple(v.shape) for name, v in held.items()}):
+            held[name].assign(value)
         return run, exported
     best = checkpoints.best() if checkpoint == "best" else None
     step = steps[-1] if best is None else best
-    checkpoints.restore(run.weights, step)
+    checkpoints.restore(held, step)
     return run, step
 
 

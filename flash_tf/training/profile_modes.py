@@ -16,7 +16,7 @@ from flash_tf.generation import greedy
 from flash_tf.profiling.capture import Capture
 from flash_tf.profiling.latency import Work
 from flash_tf.profiling.operations import memory_of
-from flash_tf.training import build, loop, profiled, run_directory
+from flash_tf.training import loop, modelling, profiled, run_directory
 from flash_tf.training.progress import Progress
 from flash_tf.training.step import uses_xla
 
@@ -66,8 +66,8 @@ def profile(
         raise ValueError(f"--batch must be 1 or more, got {rows}")
     if mode == "train":
         return _train(config, model_dir, folder, steps, progress)
-    config = build.with_masking(config)
-    model = build.make_model(config)
+    config = modelling.with_masking(config)
+    model = modelling.make_model(config)
     _check_reads(mode, config, model)
     call, work = {"prefill": _prefill, "decode": _decode}[mode](config, model, rows)
     return _captured(call, work, folder, steps, progress)

@@ -10,7 +10,7 @@ from flash_tf.config import Config
 from flash_tf.profiling import latency, trace
 from flash_tf.profiling.capture import Capture
 from flash_tf.profiling.latency import Work
-from flash_tf.training import build
+from flash_tf.training import modelling
 from flash_tf.training.progress import Progress, peak_flops
 from flash_tf.training.strategy import device_name
 
@@ -28,7 +28,7 @@ def finish(
 
 def training_work(config: Config, model: keras.Model, strategy: tf.distribute.Strategy) -> Work:
     """What a training step does."""
-    flops, tokens = build.training_flops_per_step(config, model), config.train.tokens_per_step
+    flops, tokens = modelling.training_flops_per_step(config, model), config.train.tokens_per_step
     return work(config, "train", flops=flops, tokens=tokens, replicas=strategy.num_replicas_in_sync)
 
 

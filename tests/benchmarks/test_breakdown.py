@@ -16,6 +16,7 @@ BF16, F32 = xla_data_pb2.BF16, xla_data_pb2.F32
 def program():
     """Two layers' products, each of an argument, and a norm."""
     proto = hlo_pb2.HloProto()
+    proto.hlo_module.name = "step"
     computation = proto.hlo_module.computations.add(id=1)
 
     def add(number, name, opcode, scope, dtype, dimensions, operands=()):
@@ -40,7 +41,8 @@ def trace(path, plane="/device:GPU:0"):
     events, at = [], 0
     for _ in range(3):  # steps
         for name, duration in (("dot.1", 20), ("dot.2", 60), ("sum", 4), ("copy", 9)):
-            events.append((f"kernel of {name}", at, duration, {"hlo_op": name}))
+            events.append((f"kernel of {name}", at, duration, {"hlo_op": name, "hlo_module": "step"}))
+            events.append((f"another {name}", at, duration, {"hlo_op": name, "hlo_module": "of values"}))
             at += duration
     writer.line(writer.plane(plane), "Stream #1(Compute)", events)
     data = writer.space.SerializeToString()

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import peers
 from flash_tf import config, describing
-from flash_tf.training import build
+from flash_tf.training import modelling
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,6 +45,6 @@ def test_it_imports_nothing_of_ours_but_the_benchmarks():
 def test_its_transformer_has_the_flops_of_ours(task, name):
     for n in (512, 8192):
         ours = config.load(f"{name}/transformer_plus_plus", [f"data.sequence_length={n}", f"train.tokens_per_step={n}"])
-        ours = build.with_masking(ours)
+        ours = modelling.with_masking(ours)
         with describing.without_weights():
-            assert peers.training_flops(n, task) == build.training_flops_per_step(ours, build.make_model(ours))
+            assert peers.training_flops(n, task) == modelling.training_flops_per_step(ours, modelling.make_model(ours))

@@ -12,7 +12,7 @@ import pytest
 from benchmarks import train_step
 from flash_tf import config
 from flash_tf.compiling import artifact, programs
-from flash_tf.training import build
+from flash_tf.training import modelling
 
 ROOT = Path(__file__).parents[2]
 TINY = [
@@ -58,10 +58,10 @@ def test_a_step_is_timed_in_tensorflow(tmp_path, capsys):
     assert expected.items() <= row.items()
     assert (row["steps"], row["predicted"]) == (10, 2)
     assert row["tokens_per_second"] == pytest.approx(32 / row["median_ms"] * 1e3)
-    wanted = build.with_masking(
+    wanted = modelling.with_masking(
         config.load("mlm_c4/flash", [*TINY, "data.sequence_length=16", "train.tokens_per_step=32"])
     )
-    assert row["model_flops"] == build.training_flops_per_step(wanted, build.make_model(wanted))
+    assert row["model_flops"] == modelling.training_flops_per_step(wanted, modelling.make_model(wanted))
     assert "flash" in capsys.readouterr().out.splitlines()[-1]
 
 

@@ -11,7 +11,7 @@ from flash_tf import config
 from flash_tf.compiling import artifact, manifest, programs, values
 from flash_tf.compiling.programs import Experiment, TokenIds
 from flash_tf.data.tokenizer import Tokenizer
-from flash_tf.training import build
+from flash_tf.training import modelling
 from flash_tf.training.step import TrainStep
 from tests import numerics
 from tests.training import runs
@@ -44,7 +44,7 @@ def test_an_artifact_has_all_its_files_and_the_manifest_reads_back(exported):
     made = manifest.read(str(out))
     assert made.config == json.loads((out / "manifest.json").read_text())["config"]
     assert config.load(str(out / "config.yaml")) == experiment.config
-    assert summary["flops_per_step"] == build.training_flops_per_step(experiment.config, experiment.model)
+    assert summary["flops_per_step"] == modelling.training_flops_per_step(experiment.config, experiment.model)
     assert made.parameters == sum(
         v.shape.num_elements() for v in (v.value for v in experiment.model.trainable_variables)
     )

@@ -12,7 +12,7 @@ from flash_tf.layers.feedforward import FEEDFORWARDS
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.models import MODELS
 from flash_tf.models.language_model import listed
-from flash_tf.training import build
+from flash_tf.training import modelling
 from tests.backends import to_numpy
 from tests.mixer_flops import forward_flops
 from tests.numerics import DEAD_GRADIENT, DEAD_ROW_SUM, FAINT
@@ -26,10 +26,10 @@ MIDDLE = {**SMALL, "width": 384, "key_dim": 128, "chunk_size": 64, "n": 256}
 
 def described(name, overrides=()):
     """The config, its model without weights, and what is said of both."""
-    loaded = build.with_masking(config.load(name, overrides))
+    loaded = modelling.with_masking(config.load(name, overrides))
     with describing.without_weights():
-        model = build.make_model(loaded)
-        return loaded, model, describing.describe(loaded, model, build.predicted(loaded))
+        model = modelling.make_model(loaded)
+        return loaded, model, describing.describe(loaded, model, modelling.predicted(loaded))
 
 
 def count(type, **options):
@@ -55,13 +55,13 @@ def shrunk(name, sizes, *overrides):
     small += [f"model.mixer={json.dumps(mixers if isinstance(model['mixer'], list) else mixers[0])}"]
     n = sizes["n"]
     small += [f"data.sequence_length={n}", f"train.tokens_per_step={2 * n}"]
-    return build.with_masking(config.load(name, [*small, *overrides]))
+    return modelling.with_masking(config.load(name, [*small, *overrides]))
 
 
 def made(loaded):
     """The config's model with the same weights every time."""
     keras.utils.set_random_seed(0)
-    return build.make_model(loaded)
+    return modelling.make_model(loaded)
 
 
 def gradients(loaded, model):
@@ -71,7 +71,7 @@ def gradients(loaded, model):
     tokens, options = rng.integers(0, v, [loaded.batch_size, n + 1]).astype("int32"), {}
     labels = tokens[:, 1:]
     if loaded.masking is not None:
-        options["masked_positions"] = np.sort([rng.permutation(n)[: build.predicted(loaded)] for _ in tokens])
+        options["masked_positions"] = np.sort([rng.permutation(n)[: modelling.predicted(loaded)] for _ in tokens])
         labels = np.take_along_axis(labels, options["masked_positions"], axis=1)
     with tf.GradientTape() as tape:
         logits = tf.cast(model(tokens[:, :-1], training=True, **options), tf.float32)
@@ -102,7 +102,7 @@ def test_a_config_is_described_at_full_size_without_allocating_a_weight(name):
 @pytest.mark.slow
 def test_a_model_built_in_full_has_the_parameters_and_bytes_that_were_described():
     _, _, said = described("mlm_c4/flash")
-    model = build.make_model(config.load("mlm_c4/flash"))
+    model = modelling.make_model(config.load("mlm_c4/flash"))
     weights = [v.numpy() for v in model.trainable_variables]
     assert sum(w.size for w in weights) == said["parameters"]
     assert 3 * sum(w.nbytes for w in weights) == said["weight_and_optimizer_bytes"]
@@ -225,7 +225,7 @@ def test_flops_are_those_of_the_formulas(name):
     if model.feedforward:
         matrices, hidden = {"mlp": (2, 4 * d), "glu": (3, round(8 * d / 3))}[model.feedforward["type"]]
         feedforward = 2 * d * matrices * model.feedforward.get("hidden", hidden)
-    head = 2 * d * model.vocabulary_size * build.predicted(loaded) / n
+    head = 2 * d * model.vocabulary_size * modelling.predicted(loaded) / n
     head += 2 * d * d * model.head_projection
     total = sum(forward_flops(mixer, n) for mixer in model.mixers) + model.depth * feedforward + head
     assert said["forward_flops_per_token"] == round(total)

@@ -11,7 +11,7 @@ from flash_tf.data.tokenizer import Tokenizer
 from flash_tf.exporting import saved_model
 from flash_tf.layers.gated_attention_unit import GatedAttentionUnit
 from flash_tf.layers.mixers import MIXERS
-from flash_tf.training import build, loop, weights
+from flash_tf.training import loop, modelling, weights
 from tests.contracts.test_mixers import SMALL, causal_only, defaults, never_causal
 from tests.training import runs
 
@@ -49,7 +49,7 @@ def directory(folder, section, **data):
     runs.corpus(folder)
     path = runs.write(folder, data={"sequence_length": LENGTH, **data}, train={"tokens_per_step": LENGTH})
     values = {**yaml.safe_load(Path(path).read_text()), "model": section}
-    made = build.with_masking(config.from_mapping(config.Config, values, where="test"))
+    made = modelling.with_masking(config.from_mapping(config.Config, values, where="test"))
     model_dir = folder / "model"
     model_dir.mkdir()
     (model_dir / "config.yaml").write_text(config.dump(made))
@@ -59,7 +59,7 @@ def directory(folder, section, **data):
     rng = np.random.default_rng(6)
     values = (
         (w.path, (np.round(w.numpy()) + 0.3 * rng.normal(size=w.shape)).astype("float32"))
-        for w in build.make_model(made).trainable_variables
+        for w in modelling.make_model(made).trainable_variables
     )
     weights.write(str(model_dir), STEP, values, 2**20)
     return model_dir

@@ -12,7 +12,7 @@ from flash_tf import config
 from flash_tf.data.stream import WindowStream
 from flash_tf.profiling import latency, trace
 from flash_tf.profiling.capture import Capture
-from flash_tf.training import build, profile_modes, profiled
+from flash_tf.training import modelling, profile_modes, profiled
 from tests import numerics
 from tests.training import runs
 from tests.training.test_bad_input import one_line
@@ -111,8 +111,8 @@ def test_total_is_the_time_on_the_clock_and_its_parts_add_up_to_it(timed):
 @pytest.mark.slow
 def test_rates_follow_from_the_models_own_flops_and_the_median_step(folder):
     result, out = profile(folder, model={"type": "causal_lm", "depth": 1}, train={"jit_compile": True})
-    loaded = build.with_masking(config.load(str(folder / "config.yaml")))
-    model = build.make_model(loaded)
+    loaded = modelling.with_masking(config.load(str(folder / "config.yaml")))
+    model = modelling.make_model(loaded)
     seconds = result["median"]["total_ms"] / 1e3
     assert result["model_flops_per_step"] == 3 * 4 * model.flops(runs.LENGTH, runs.LENGTH)
     assert result["flops_per_second"] == pytest.approx(result["model_flops_per_step"] / seconds)

@@ -15,7 +15,7 @@ import tensorflow as tf
 import yaml
 
 from flash_tf import cli, config
-from flash_tf.training import build, loop
+from flash_tf.training import loop, modelling
 from flash_tf.training.progress import Progress
 
 VOCABULARY, LENGTH = 100, 32
@@ -92,7 +92,7 @@ def train(path, model_dir, *overrides, stop_after=None):
 
 def prepared(path, model_dir, *overrides):
     """A run and its trainer, before the first step."""
-    run = loop._prepare(build.with_masking(config.load(path, overrides)), str(model_dir), Lines())
+    run = loop._prepare(modelling.with_masking(config.load(path, overrides)), str(model_dir), Lines())
     return run, loop._make_trainer(run, loop._open_stream(run))
 
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from flash_tf import config
 from flash_tf.layers import random_features
-from flash_tf.training import build, loop
+from flash_tf.training import loop, modelling
 from flash_tf.training.checkpoints import MARKER, Checkpoints
 from flash_tf.training.optimizer import AdamW
 from tests.training import runs
@@ -70,7 +70,7 @@ def kept(values, shape=(2, 3)):
 def variables(run):
     """What a checkpoint of the run holds, as it is before the first step."""
     experiment = config.load(str(run / "config.yaml"))
-    weights = {v.path: v.value for v in build.make_model(experiment).trainable_variables}
+    weights = {v.path: v.value for v in modelling.make_model(experiment).trainable_variables}
     return {**weights, **AdamW(experiment.optimizer, experiment.train.steps, weights).state()}
 
 

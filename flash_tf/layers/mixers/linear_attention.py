@@ -54,8 +54,8 @@ class LinearAttention(LinearMixer):
         products of cosines and sines, by which keys become twice as wide. It is a constant, because the length of the
         text would let the future change the past. None for no such factor. A stream may go on beyond it, where the
         weights of tokens more than M apart are negative.
-      lrpe: Whether features are rotated by position at learned frequencies, which takes "rms" alone; see
-        `flash_tf.layers.lrpe`.
+      lrpe: Whether features are rotated by position at learned frequencies, which takes "rms", and so any
+        features but "favor"; see `flash_tf.layers.lrpe`.
       random_features: Of "favor", how many a head; None for 128, and with other features.
       use_bias: Whether the projections have biases.
       form: How a whole text is summed: "chunks", or, for benchmarks, "cumsum" or "matmul", FLASH's Performer and
@@ -119,13 +119,13 @@ class LinearAttention(LinearMixer):
                 raise ValueError(f"LinearAttention needs {option} >= 1 or null, got {value}")
 
     def _check_features(self):
+        if self.features == "favor" and (self.lrpe or self.normalizer != "sum"):
+            got = "lrpe" if self.lrpe else f"normalizer {self.normalizer!r}"
+            raise ValueError(f"LinearAttention: features 'favor' need normalizer 'sum' and no lrpe, got {got}")
         signed = "features 'elu'" if self.features == "elu" else "features turned by lrpe" if self.lrpe else None
         if signed and self.normalizer == "sum":
             raise ValueError(f"LinearAttention: {signed} may be negative and need normalizer 'rms', got 'sum'")
-        if self.features == "favor":
-            if self.normalizer != "sum":
-                raise ValueError(f"LinearAttention: features 'favor' need normalizer 'sum', got {self.normalizer!r}")
-        elif self.random_features is not None:
+        if self.random_features is not None and self.features != "favor":
             needs = f"random_features {self.random_features} needs features 'favor'"
             raise ValueError(f"LinearAttention: {needs}, got {self.features!r}")
 

@@ -1,0 +1,73 @@
+"""From a config to its model, and what follows for a step. Needs no TensorFlow, where Keras runs on JAX."""
+
+import dataclasses
+import inspect
+
+import keras
+
+from flash_tf.config import Config, MaskingConfig
+from flash_tf.layers.mixers import MIXERS
+from flash_tf.models import MODELS
+from flash_tf.models.language_model import listed
+
+
+def with_masking(config: Config) -> Config:
+    """The config with the default masking written out, where its model is masked.
+
+    Raises:
+      ValueError: When masking is given for a model that is not.
+    """
+    MODELS.check({**config.model, **model_extras(config)})
+    n, length = config.data.sequence_length, config.model.get("max_length")
+    if length is not None and length < n:
+        raise ValueError(f"model.max_length ({length}) must be at least data.sequence_length ({n})")
+    _check_mixers(config)
+    masked = config.model["type"] == "masked_lm"
+    if masked and config.masking is None:
+        config = dataclasses.replace(config, masking=MaskingConfig())
+    if masked and round(config.masking.rate * n) < 1:
+        raise ValueError(f"masking.rate ({config.masking.rate}) of data.sequence_length ({n}) must be a token or more")
+    if config.masking is not None and not masked:
+        raise ValueError(f"masking belongs to masked_lm and to no other model, got it with {config.model['type']}")
+    return config
+
+
+def _check_mixers(config):
+    """Raises a ValueError where a mixer cannot read the rows of the data."""
+    n = config.data.sequence_length
+    for mixer in listed(config.model["mixer"]):
+        cls = MIXERS.get(mixer["type"])
+        given = {name: option.default for name, option in inspect.signature(cls).parameters.items()} | mixer
+        for option in ("cosine_length", "max_length"):
+            if given.get(option) is not None and given[option] < n:
+                raise ValueError(f"a mixer's {option} ({given[option]}) must be at least data.sequence_length ({n})")
+        packs = getattr(cls, "packs", True) or MODELS.get(config.model["type"]).causal
+        if config.data.packing == "documents" and not packs:
+            raise ValueError(
+                f"mixer {mixer['type']!r} reads a row as one text: it needs data.packing concatenate, got documents"
+            )
+
+
+def model_extras(config: Config) -> dict:
+    """Options of the model that follow from other parts of the config."""
+    learned = config.model.get("position_embedding") == "learned" and "max_length" not in config.model
+    return {"max_length": config.data.sequence_length} if learned else {}
+
+
+def make_model(config: Config) -> keras.Model:
+    """The config's model, with its weights."""
+    extras = {"dtype": config.train.precision, "name": config.model["type"]}
+    model = MODELS.build(config.model, **model_extras(config), **extras)
+    model.build()
+    return model
+
+
+def predicted(config: Config) -> int:
+    """Positions of a sequence on which training runs the head."""
+    n = config.data.sequence_length
+    return n if config.masking is None else round(config.masking.rate * n)
+
+
+def training_flops_per_step(config: Config, model: keras.Model) -> int:
+    """Model FLOPs of a step: three times the forward pass, recomputation left out."""
+    return 3 * config.batch_size * model.flops(config.data.sequence_length, predicted(config))
