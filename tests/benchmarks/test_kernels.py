@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,7 +44,8 @@ def test_a_kernel_is_found_checked_and_timed_and_a_wrong_one_is_found_and_not_ti
         assert row["parity_error"] < kernels.PARITY
     assert wrong["kernel"] == "wrong" and wrong["parity_error"] > kernels.PARITY
     assert not {"median_ms", "model_flops_per_second"} & wrong.keys()
-    assert "wrong" in done.stdout and "not timed: the gradient of x at {} is off by 1.0e-03" in done.stdout
+    # All of it is off by a thousandth; which part by most is a matter of the processor's rounding.
+    assert re.search(r"wrong +not timed: the (value|gradient of [xg]) at {.*} is off by 1\.0e-03", done.stdout)
     assert {"device", "commit", "versions", "flags"} <= written.keys()
 
 
