@@ -54,6 +54,9 @@ def _through_jax(args):
     from benchmarks import run_compiled
     from flash_tf.compiling import manifest
 
+    names = [Path(directory).resolve().name for directory in args.exported]
+    if args.trace is not None and len({*names}) < len(names):
+        raise ValueError(f"--trace names files after the exported folders, which must differ, got {' '.join(names)}")
     artifacts = {directory: manifest.read(directory) for directory in args.exported}
     options = dict(run_compiled.option(text) for text in args.xla_option)
     import jax

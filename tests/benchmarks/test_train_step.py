@@ -122,6 +122,8 @@ def test_bad_input_is_named_before_anything_is_timed(tmp_path):
         (["--exported", str(tmp_path)], "is no artifact"),
         (["--exported", "a", "--lengths", "512"], "--lengths does not go with --exported"),
         (["--xla-option", "a=b"], "--xla-option needs --exported"),
+        (["--trace", "traces"], "--trace needs --exported"),
+        (["--exported", "a/lm", "b/lm", "--trace", "traces"], "folders, which must differ, got lm lm"),
     ):
         with pytest.raises(ValueError, match=said.replace("(", r"\(")):
             train_step.main([*arguments, "--json", str(tmp_path / "result.json")])
