@@ -8,7 +8,7 @@ import keras
 from keras.src.backend.common import global_state
 
 from flash_tf.config import Config
-from flash_tf.models.language_model import mixer_name
+from flash_tf.registry import mixer_name
 
 REMEMBERED = "uninitialized_variables"
 

@@ -123,3 +123,13 @@ def hint(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` where a known name is near, else nothing."""
     close = difflib.get_close_matches(str(name), list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def mixer_name(mixer: dict | list[dict]) -> str:
+    """What a model's `mixer` is called: its type, or its types."""
+    return ", ".join(dict.fromkeys(kind["type"] for kind in listed(mixer)))
+
+
+def listed(mixer: dict | list[dict]) -> list[dict]:
+    """A model's `mixer` as a list, of one entry where all blocks have the same."""
+    return [mixer] if isinstance(mixer, Mapping) else list(mixer)

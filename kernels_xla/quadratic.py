@@ -8,7 +8,7 @@ from typing import Literal
 
 from keras import ops
 
-from kernels_xla.masks import documents, keep, pairs
+from kernels_xla.masks import documents, keep, pairs, strips
 from kernels_xla.rotary import relative_bias
 from kernels_xla.softmax import attention_flops, cache_bytes, initial_state
 from kernels_xla.spec import KernelSpec, Stream, Tensor
@@ -17,7 +17,7 @@ from kernels_xla.streaming import append, bias_by_distance, runtime_zero
 Scale = Literal["normalized", "paper_appendix"]
 Divisor = Literal["position", "length"] | int
 
-TILE = 1024  # tokens; cutting costs some passes over the values, which smaller squares do not save
+STRIP = 1024  # tokens of a strip of queries at least
 
 
 def quadratic_attention(
@@ -74,8 +74,11 @@ def quadratic_attention(
         seen = _seen_with_prefix(prefix_mask, ids, at)
         tokens = ops.sum(ops.cast(seen, "float32"), axis=-1) if divisor == "position" else tokens
         return attend(q, k, v, bias(at, at), seen, ops.maximum(tokens, 1.0), scale)
-    whole = _causal if causal else _all_pairs
-    return whole(q, k, v, bias, ids, at, tokens, scale)
+    out = [
+        attend(q[:, i], k[:, j], v[:, j], bias(at[i], at[j]), seen, tokens[:, i], scale)
+        for i, j, seen in strips(ids, at, causal, STRIP)
+    ]
+    return ops.concatenate(out, axis=1)
 
 
 def _tokens_seen(at, ids, causal, divisor):
@@ -94,28 +97,6 @@ def _seen_with_prefix(prefix_mask, ids, at):
     return ops.logical_or(
         pairs(ids, ids, at, at, causal=True), prefix if same is None else ops.logical_and(prefix, same)
     )
-
-
-def _all_pairs(q, k, v, bias, ids, at, tokens, scale, causal=False):
-    return attend(q, k, v, bias(at, at), pairs(ids, ids, at, at, causal), tokens, scale)
-
-
-def _causal(q, k, v, bias, ids, at, tokens, scale):
-    """Leaves out most of the pairs above the diagonal: two halves, each by itself, and the second reads the first.
-
-    The halves become rows of the batch, and are halved in turn down to `TILE`, so that 1/2 + TILE / 2n of all pairs are
-    left. Neither bias nor mask depends on more than differences of positions, so both halves take those of the first.
-    """
-    n = q.shape[1]
-    if n is None or n % 2 or n < 2 * TILE:
-        return _all_pairs(q, k, v, bias, ids, at, tokens, scale, causal=True)
-    cut = lambda x: ops.reshape(x, (-1, n // 2, *x.shape[2:]))  # noqa: E731
-    first, second = (lambda x: x[:, : n // 2]), (lambda x: x[:, n // 2 :])
-    early, late = at[: n // 2], at[n // 2 :]
-    alone = _causal(cut(q), cut(k), cut(v), bias, None if ids is None else cut(ids), early, cut(tokens), scale)
-    seen = None if ids is None else pairs(second(ids), first(ids), late, early, causal=False)
-    read = attend(second(q), first(k), first(v), bias(late, early), seen, second(tokens), scale)
-    return ops.reshape(alone, (-1, n, *alone.shape[2:])) + ops.pad(read, [[0, 0], [n // 2, 0], [0, 0], [0, 0]])
 
 
 def attend(q, k, v, bias, seen, tokens, scale):

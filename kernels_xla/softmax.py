@@ -6,9 +6,11 @@ Source: Vaswani et al., "Attention Is All You Need", equation 1.
 from keras import ops
 
 from kernels_xla import accelerator, accumulate
-from kernels_xla.masks import documents, keep, pairs
+from kernels_xla.masks import documents, keep, pairs, strips
 from kernels_xla.spec import KernelSpec, Stream, Tensor
 from kernels_xla.streaming import append
+
+STRIP = 256  # tokens of a strip of queries at least
 
 
 def softmax_attention(
@@ -48,7 +50,8 @@ def softmax_attention(
     if plain and accelerator.fuses_attention(v.shape[-1], v.dtype):
         return ops.dot_product_attention(q, k, v, is_causal=causal)
     at, ids = ops.arange(ops.shape(q)[1], dtype="int32") + offset, documents(padding_mask, segment_ids)
-    return attend(q, k, v, pairs(ids, ids, at, at, causal))
+    out = [attend(q[:, i], k[:, j], v[:, j], seen) for i, j, seen in strips(ids, at, causal, STRIP)]
+    return ops.concatenate(out, axis=1)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Tensor:

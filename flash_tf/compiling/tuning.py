@@ -18,8 +18,8 @@ from flash_tf import config as configs
 from flash_tf.compiling import artifact, timing
 from flash_tf.compiling.programs import Experiment
 from flash_tf.layers.mixers import MIXERS
-from flash_tf.models.language_model import listed
 from flash_tf.profiling.operations import memory_of
+from flash_tf.registry import listed
 
 TILE, CHUNK = "tile", "chunk_size"
 SIZES = (16, 32, 64, 128, 256, 512)  # tried, up to the sequence's length

@@ -16,7 +16,7 @@ from flash_tf.exporting.causal import ServedCausalLM
 from flash_tf.exporting.masked import ServedMaskedLM
 from flash_tf.exporting.readers import IdReader, TextReader
 from flash_tf.exporting.served import Limits, Served
-from flash_tf.models.language_model import mixer_name
+from flash_tf.registry import mixer_name
 from flash_tf.training import run_directory
 from flash_tf.training.loop import Run
 

@@ -15,6 +15,7 @@ from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero, token_positions
 from flash_tf.layers.scaled_sin import ScaledSinusoidalEmbedding
 from flash_tf.models import MODELS
+from flash_tf.registry import listed
 
 
 class TokenEmbedding(keras.layers.ReversibleEmbedding):
@@ -50,7 +51,8 @@ class LanguageModel(keras.Model):
       position_embedding: "scaled_sin", "learned", or None.
       max_length: The longest sequence that learned positions take; None for the others.
       dropout: Rate on the output of every layer.
-      remat: Whether layers are computed again in the backward pass instead of kept: less memory, a third more time.
+      remat: How many blocks, from the first on, are computed again in the backward pass instead of kept, or True for
+        all: less memory, up to a third more time.
       embedding_norm: The norm of what the first block sees, or None.
       head_bias: Whether each token of the vocabulary has a bias.
       head_norm: The norm before the head, where it is another than `norm`; None if not.
@@ -75,7 +77,7 @@ class LanguageModel(keras.Model):
         position_embedding: str | None = "scaled_sin",
         max_length: int | None = None,
         dropout: float = 0.0,
-        remat: bool = False,
+        remat: bool | int = False,
         embedding_norm: str | None = None,
         head_bias: bool = True,
         head_norm: str | None = None,
@@ -105,6 +107,8 @@ class LanguageModel(keras.Model):
                 f"{name}: position_embedding 'learned' needs max_length, and no other takes it, "
                 f"got max_length {self.max_length} with {self.position_embedding!r}"
             )
+        if not 0 <= self.remat <= self.depth:
+            raise ValueError(f"{name} needs remat true, false or up to depth {self.depth} blocks, got {self.remat}")
         if not (parts := len(listed(self.mixer))) or self.depth % parts:
             raise ValueError(f"{name}: mixers of a list must divide the blocks, got {parts} for depth {self.depth}")
 
@@ -127,10 +131,10 @@ class LanguageModel(keras.Model):
         self.blocks = []
         for i, kind in enumerate(self.kinds):
             mixer = MIXERS.build(kind, causal=self.causal, name="mixer", **same)
-            self.blocks.append(self._block(mixer, f"mixer_{i}"))
+            self.blocks.append(self._block(mixer, "mixer", i))
             if self.feedforward is not None:
                 inner = FEEDFORWARDS.build(self.feedforward, name="feedforward", **same)
-                self.blocks.append(self._block(inner, f"feedforward_{i}"))
+                self.blocks.append(self._block(inner, "feedforward", i))
         if self.embedding_norm is not None:
             self.first_norm = normalizer(self.embedding_norm, name="first_norm", **same)
         if self.head_projection:
@@ -139,8 +143,9 @@ class LanguageModel(keras.Model):
             )
         self.final_norm = normalizer(self.head_norm or self.norm, name="final_norm", **same)
 
-    def _block(self, inner, name):
-        return ResidualBlock(inner, self.norm, self.dropout, self.remat, name=name, dtype=self.dtype_policy)
+    def _block(self, inner, name, i):
+        again = self.remat is True or i < self.remat
+        return ResidualBlock(inner, self.norm, self.dropout, again, name=f"{name}_{i}", dtype=self.dtype_policy)
 
     def build(self, input_shape=None):
         del input_shape  # no weight depends on it
@@ -262,8 +267,9 @@ class LanguageModel(keras.Model):
 
     def activation_bytes(self, n: int, predicted: int, itemsize: int) -> int:
         """Estimate of the bytes that one sequence keeps for the backward pass: layers, and logits in float32 too."""
-        kept = [block.inner.activations(n) for block in self.blocks]
-        layers = len(kept) * self.width + max(kept) if self.remat else sum(kept)
+        again = [block.inner.activations(n) for block in self.blocks if block.remat]
+        kept = [block.inner.activations(n) for block in self.blocks if not block.remat]
+        layers = len(again) * self.width + max([sum(kept), *again])  # those kept are free before one is computed again
         return itemsize * n * layers + predicted * self.vocabulary_size * (4 + itemsize)
 
     def get_config(self) -> dict[str, Any]:
@@ -282,16 +288,6 @@ class LanguageModel(keras.Model):
         """
         MODELS.names()  # registers every class for Keras
         return presets.load(cls, directory, options)
-
-
-def mixer_name(mixer: dict | list[dict]) -> str:
-    """What a model's `mixer` is called: its type, or its types."""
-    return ", ".join(dict.fromkeys(kind["type"] for kind in listed(mixer)))
-
-
-def listed(mixer: dict | list[dict]) -> list[dict]:
-    """A model's `mixer` as a list, of one entry where all blocks have the same."""
-    return [mixer] if isinstance(mixer, Mapping) else list(mixer)
 
 
 def unpack(inputs: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from collections.abc import Collection
 
 import keras
 
-from flash_tf.models.language_model import mixer_name
 from flash_tf.pictures import attention, inspection, page
+from flash_tf.registry import mixer_name
 
 CAPTION = (
     "Grey: tokens that the query does not see. Blue maps are coloured by the root of a weight, others by the weight."

@@ -8,7 +8,7 @@ import keras
 from flash_tf.config import Config, MaskingConfig
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.models import MODELS
-from flash_tf.models.language_model import listed
+from flash_tf.registry import listed
 
 
 def with_masking(config: Config) -> Config:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from benchmarks import device, long_range
 from flash_tf import config, systems
-from flash_tf.models.language_model import listed
+from flash_tf.registry import listed
 
 LENGTH = 64
 SYSTEMS = tuple(long_range.TABLE["systems"])

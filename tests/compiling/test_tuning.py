@@ -9,7 +9,7 @@ import yaml
 
 from flash_tf import config
 from flash_tf.compiling import tuning
-from flash_tf.models.language_model import listed
+from flash_tf.registry import listed
 from tests.training import runs
 from tests.training.test_bad_input import one_line
 

@@ -11,7 +11,7 @@ from flash_tf import config, describing
 from flash_tf.layers.feedforward import FEEDFORWARDS
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.models import MODELS
-from flash_tf.models.language_model import listed
+from flash_tf.registry import listed
 from flash_tf.training import modelling
 from tests.backends import to_numpy
 from tests.mixer_flops import forward_flops

@@ -158,17 +158,27 @@ def test_recomputing_changes_neither_logits_nor_gradients(kind):
     ids, found = rows_of(kind), []
     labels = token_ids(*logits_of(kind)[:-1], seed=1)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    for remat in (False, True):
-        model = model_of(kind, depth=1, remat=remat)
+    for remat in (False, True, 1):
+        model = model_of(kind, depth=2, remat=remat)
         before = model.get_weights()
         out = to_numpy(model(ids, training=True))
         model.compile(keras.optimizers.SGD(1e4), loss)
         model.train_on_batch({"token_ids": ids}, labels)
         found.append((out, [new - old for new, old in zip(model.get_weights(), before, strict=True)]))
-    (out, deltas), (again, recomputed) = found
-    assert relative_error(again, out) < FLOAT32
-    for delta, other in zip(deltas, recomputed, strict=True):
-        assert np.any(delta) and relative_error(other, delta) < FLOAT32
+    (out, deltas), *others = found
+    for again, recomputed in others:
+        assert relative_error(again, out) < FLOAT32
+        for delta, other in zip(deltas, recomputed, strict=True):
+            assert np.any(delta) and relative_error(other, delta) < FLOAT32
+
+
+def test_blocks_are_computed_again_from_the_first_on():
+    models = [model_of("causal_lm", depth=4, remat=remat) for remat in (False, 0, 1, 3, 4, True)]
+    per_block = len(models[0].blocks) // 4
+    for model, count in zip(models, (0, 0, 1, 3, 4, 4), strict=True):
+        assert [block.remat for block in model.blocks] == [i < count * per_block for i in range(4 * per_block)]
+    none, _, one, three, *_ = (model.activation_bytes(N, N, 2) for model in models)
+    assert none > one > three
 
 
 @each_model

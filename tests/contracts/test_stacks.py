@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from flash_tf.models.causal_lm import CausalLM
-from flash_tf.models.language_model import mixer_name
 from flash_tf.models.masked_lm import MaskedLM
+from flash_tf.registry import mixer_name
 from tests.backends import to_numpy
 from tests.numerics import FLOAT32, relative_error
 
