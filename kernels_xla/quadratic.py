@@ -109,12 +109,14 @@ def attend(q, k, v, bias, seen, tokens, scale):
         (ops.rsqrt(n * q.shape[-1]), ops.rsqrt(n)) if scale == "normalized" else (1.0 / n, ops.ones_like(n))
     )
     q = q * ops.cast(ops.expand_dims(content, -1), q.dtype)
-    scores = ops.einsum("bihs,bjhs->bhij", q, k)
+    # Heads first: JAX leaves the order of tokens and numbers of an einsum's result to XLA, which then turns all others.
+    q, k, v = (ops.swapaxes(x, 1, 2) for x in (q, k, v))
+    scores = ops.matmul(q, ops.swapaxes(k, -1, -2))
     if bias is not None:
         scores = scores + ops.cast(_over_heads(added * bias), scores.dtype)
     weights = ops.square(ops.relu(scores))
     weights = weights if seen is None else keep(weights, _over_heads(seen))
-    return ops.einsum("bhij,bjhe->bihe", weights, v)
+    return ops.swapaxes(ops.matmul(weights, v), 1, 2)
 
 
 def _over_heads(x):
