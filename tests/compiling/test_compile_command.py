@@ -50,14 +50,14 @@ def test_compile_for_a_topology_reports_what_the_step_would_cost_and_needs_no_fo
 @pytest.mark.slow
 def test_a_step_too_large_for_a_chip_is_reported_named_and_status_1(tmp_path):
     pytest.importorskip("libtpu")
-    n = 2**16  # 4 heads' float32 scores of all pairs: 64 GiB
+    n = 2**16  # 4 heads' float32 scores, in strips of a quarter of the queries: 16 GiB for the last
     sizes = [f"data.sequence_length={n}", f"train.tokens_per_step={n}", "model.mixer={type: self_attention, heads: 4}"]
     options = [text for size in sizes for text in ("--set", size)]
     status, out, err = command(tmp_path, "--topology", "v5e:1x1", "--json", *options)
     report = json.loads(out)["topology"]
     assert status == 1 and not report["fits"] and report["hbm_bytes"] > 2 * report["hbm_limit_bytes"]
     assert err.splitlines()[-1].startswith("flash-tf: the step does not fit v5e:1x1: ")
-    assert f"{n},{n}" in err.splitlines()[-1]  # of the tensor that it names
+    assert f"[4,{n // 4},{n}]" in err.splitlines()[-1]  # the tensor that it names
 
 
 def test_bad_input_is_one_line_and_status_1(tmp_path):

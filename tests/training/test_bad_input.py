@@ -43,7 +43,7 @@ OPTIONS = {
         "model.depth=2 model.mixer=[]",
         r"mixers of a list must divide the blocks, got 0 for depth 2",
     ),
-    "more blocks computed again than there are": ("model.remat=3", r"remat true, false or up to depth 2 blocks, got 3"),
+    "more blocks computed again than there are": ("model.remat=3", r"remat true, false or up to depth 1 blocks, got 3"),
     "a step that sequences do not fill": ("train.tokens_per_step=100", re.escape(LENGTHS)),
     "masking of a causal model": ("model.type=causal_lm masking.rate=0.2", r"masking belongs to masked_lm .*causal_lm"),
     "more pieces than the text has": ("model.vocabulary_size=9000", r"too small for 9000 pieces: \d+ are possible"),
