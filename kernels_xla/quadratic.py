@@ -17,7 +17,7 @@ from kernels_xla.streaming import append, bias_by_distance, runtime_zero
 Scale = Literal["normalized", "paper_appendix"]
 Divisor = Literal["position", "length"] | int
 
-STRIP = 1024  # tokens of a strip of queries at least
+STRIP = 1024  # tokens of a strip of queries at least: values are wide, and each strip more is a pass over them
 
 
 def quadratic_attention(

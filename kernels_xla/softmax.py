@@ -10,7 +10,7 @@ from kernels_xla.masks import documents, keep, pairs, strips
 from kernels_xla.spec import KernelSpec, Stream, Tensor
 from kernels_xla.streaming import append
 
-STRIP = 256  # tokens of a strip of queries at least
+STRIP = 256  # tokens of a strip of queries at least: no slower than whole rows of 512 on a GPU, and faster above
 
 
 def softmax_attention(
