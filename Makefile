@@ -7,9 +7,12 @@ RUN := runs/quickstart
 # In parts, each in processes of its own, because what XLA has compiled stays in memory: all of it would take 24 GB.
 PYTEST = $(BIN)/python -m pytest -n 2 --dist worksteal
 LARGEST := tests/contracts/test_kernels.py tests/contracts/test_mixers.py
-ON_JAX := tests/contracts/test_models.py tests/contracts/test_language_models.py tests/contracts/test_streams.py \
+ALSO_ON_JAX := tests/contracts/test_models.py tests/contracts/test_language_models.py tests/contracts/test_streams.py \
 	tests/test_cross_entropy.py tests/generation/test_decoding.py tests/generation/test_samplers.py tests/test_linear_forms.py \
 	tests/test_linear_layers.py tests/test_random_features.py tests/test_fused_attention.py
+# JAX compiles every operation by itself, once for each shape: how fast XLA compiles is what these parts take.
+PYTEST_ON_JAX := KERAS_BACKEND=jax JAX_ENABLE_X64=1 XLA_FLAGS="--xla_cpu_use_fusion_emitters=false \
+	--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true" $(PYTEST) -m "not one_backend"
 SENTENCE := for i in <mask>(10):
 
 .PHONY: help quickstart test tpu-check clean
@@ -39,8 +42,8 @@ test: $(VENV)/.installed-dev
 	@$(PYTEST) $(LARGEST)
 	@$(PYTEST) tests/contracts $(LARGEST:%=--ignore=%)
 	@$(PYTEST) tests --ignore=tests/contracts
-	@KERAS_BACKEND=jax JAX_ENABLE_X64=1 $(PYTEST) -m "not one_backend" $(LARGEST)
-	@KERAS_BACKEND=jax JAX_ENABLE_X64=1 $(PYTEST) -m "not one_backend" $(ON_JAX)
+	@$(PYTEST_ON_JAX) $(LARGEST)
+	@$(PYTEST_ON_JAX) $(ALSO_ON_JAX)
 
 tpu-check: $(TPU_VENV)/.installed
 	@sh scripts/tpu_check.sh $(TPU_VENV)

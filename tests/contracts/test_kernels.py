@@ -99,6 +99,7 @@ def test_fast_equals_the_reference_in_value_and_every_gradient(spec, case, layou
     assert max(found.values()) < FLOAT32, found
 
 
+@pytest.mark.one_backend
 @every_kernel
 def test_fast_equals_the_oracle_at_any_length(spec, case):
     c = case.get("chunk_size", 1)
@@ -148,6 +149,7 @@ def test_xla_compiles_to_the_same_value_and_gradients(spec, case):
     assert max(found.values()) < FLOAT32, found
 
 
+@pytest.mark.one_backend
 @each_causal
 def test_no_output_has_a_gradient_from_a_later_token(spec, case):
     # The batch is one text n times over. Row i differentiates token i alone, so its gradient is row i of the Jacobian.
@@ -163,6 +165,7 @@ def test_no_output_has_a_gradient_from_a_later_token(spec, case):
             assert np.array_equal(leak, np.zeros_like(leak)), name
 
 
+@pytest.mark.one_backend
 @each_free_of_length
 def test_a_prefix_gives_the_same_outputs_as_the_whole(spec, case):
     whole = call(spec.fast, case, inputs(spec))
@@ -196,6 +199,7 @@ def test_padding_changes_no_output_and_gets_no_gradient(spec, case, layout):
             assert not at(~real, got[f"d{name}"]).any(), (name, size)
 
 
+@pytest.mark.one_backend
 @each_masked
 def test_padding_on_the_right_equals_a_shorter_text(spec, case):
     arrays, lengths = inputs(spec), [19, 5]
@@ -217,6 +221,7 @@ def test_a_row_of_padding_gives_zeros_and_finite_gradients(spec, case):
     assert all(np.isfinite(to_numpy(x)).all() for x in gradients.values())
 
 
+@pytest.mark.one_backend
 @each_packed
 def test_packed_documents_equal_themselves_alone(spec, case):
     c = spec.model_chunk(case) if spec.model_chunk(case) > 1 else 5

@@ -182,6 +182,7 @@ def test_every_option_of_the_function_and_no_other_changes_the_output(cls):
         assert error < FLOAT32 if name in OF_THE_IMPLEMENTATION else error > FLOAT32, name
 
 
+@pytest.mark.one_backend
 @each_default
 def test_the_shape_stays_at_any_length(cls, options):
     layer = built(cls, options)
@@ -233,6 +234,7 @@ def test_a_feedforward_layer_sees_each_token_alone(cls, options):
     assert relative_error(outputs(layer, x), alone) < FLOAT32
 
 
+@pytest.mark.one_backend
 @each_mixer
 @pytest.mark.parametrize("layout", ["padded", "packed"])
 def test_garbage_at_padding_changes_no_output(cls, options, layout):
@@ -262,6 +264,7 @@ def test_a_packed_document_equals_itself_alone(cls, options):
         assert relative_error(packed[:, span], outputs(layer, x[:, span])) < FLOAT32
 
 
+@pytest.mark.one_backend
 @each_mixer
 def test_a_mixer_can_decode_exactly_when_a_prefix_gives_the_same_outputs_as_the_whole(cls, options):
     layer, x = built(cls, options), normal(B, N, D)
