@@ -158,12 +158,14 @@ def libraries_in_log(name: str) -> Iterator[TextIO]:
 
 
 def program(main: Callable[[], int]) -> None:
-    """Runs `main` as a script: bad input, or a package that is not there, is one line and status 1."""
+    """Runs `main` as a script: bad input, or a package that is not there or not as needed, is one line and status 1."""
     name = Path(sys.argv[0]).stem
     try:
         sys.exit(main())
     except ModuleNotFoundError as error:
         sys.exit(f"{name}: it needs the package {error.name}")
+    except ImportError as error:
+        sys.exit(f"{name}: it needs another version of {error.name}: {error.msg}")
     except (ValueError, OSError) as error:
         file = isinstance(error, OSError) and error.filename
         text = f"{error.strerror}: {error.filename}" if file else " ".join(str(error).split())

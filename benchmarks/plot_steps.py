@@ -115,7 +115,7 @@ def _kinds_of_memory(rows):
     there = [row for row in rows if row.get("peak_bytes")]
     laid_out = [row for row in there if row.get("runner") == "JAX"]
     mixed = 0 < len(laid_out) < len(there)
-    return ["Of exported steps what XLA laid out, of the others the most that an allocator held."] if mixed else []
+    return ["Of JAX's steps what XLA laid out, of the others the most that an allocator held."] if mixed else []
 
 
 def _quartiles(axes, rows):

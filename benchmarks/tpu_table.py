@@ -9,6 +9,7 @@ lower bounds, marked so, where it has none for operations of some weight.
 
 import argparse
 import concurrent.futures
+import importlib.metadata
 import json
 import multiprocessing
 import time
@@ -63,6 +64,7 @@ def _measure(name, n, rows, topology):
         "sequences": rows,
         "topology": topology,
         "commit": devices.commit(),
+        "libtpu": importlib.metadata.version("libtpu"),
         "paper_ms": PAPER.get(name, {}).get(str(n)),
         "compile_s": time.perf_counter() - start,
         **{key: report[key] for key in KEPT},

@@ -23,6 +23,8 @@ def run(args, log) -> None:
         raise ValueError("compile needs --out, --topology or both")
     if args.out is None and args.decode_batch is not None:
         raise ValueError("--decode-batch needs --out: decoding is exported, not compiled for a topology")
+    import tensorflow as tf
+
     from flash_tf import config
     from flash_tf.compiling import artifact, topology, tpu_chips
     from flash_tf.compiling.programs import Experiment
@@ -30,6 +32,7 @@ def run(args, log) -> None:
 
     if args.topology is not None:
         tpu_chips.device(args.topology)  # a name that means nothing is known before any work
+    tf.config.set_visible_devices([], "GPU")  # what is exported, and its check, are a CPU's on every host
     progress, found, texts, problem = log.progress(), {}, [], ""
     experiment = Experiment(*artifact.prepare(config.load(args.config, args.set)))
     if args.out is not None:
@@ -45,7 +48,7 @@ def run(args, log) -> None:
         gc.collect()  # graphs refer to themselves; the compiler needs the memory
         progress.line(f"compiling it for {args.topology}")
         report = topology.compile_for(serialized, args.topology)
-        found["topology"], problem = topology.as_dict(report), report.problem
+        found, problem = {**found, **topology.as_dict(report)}, report.problem
         texts.append(topology.as_text(report))
     show(found if args.json else "\n\n".join(texts), args.json)
     if problem:

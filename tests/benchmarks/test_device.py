@@ -53,3 +53,26 @@ def test_a_length_must_divide_the_tokens_of_a_step():
 
 def test_a_line_of_a_table_has_a_dash_for_what_is_not_known():
     assert device.table_line(("lm", 512, None), (4, 6, 4)) == "lm     512   –"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ModuleNotFoundError("No module named 'jax'", name="jax"), "it needs the package jax"),
+        (
+            ImportError("cannot import name '_jax' from 'jax._src.lib'", name="jax._src.lib"),
+            "it needs another version of jax._src.lib: cannot import name '_jax' from 'jax._src.lib'",
+        ),
+        (ValueError("two\nlines"), "two lines"),
+        (FileNotFoundError(2, "No such file or directory", "step.hlo.pb"), "No such file or directory: step.hlo.pb"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_a_script_cannot_do_is_one_line(monkeypatch, error, said):
+    def main():
+        raise error
+
+    monkeypatch.setattr("sys.argv", ["benchmarks/run_compiled.py"])
+    with pytest.raises(SystemExit) as ended:
+        device.program(main)
+    assert ended.value.code == f"run_compiled: {said}"

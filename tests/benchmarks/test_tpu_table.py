@@ -1,5 +1,6 @@
 """The table of what the paper's models would cost on a TPU."""
 
+import importlib.metadata
 import json
 
 import pytest
@@ -24,6 +25,7 @@ def test_small_configs_of_each_model_compile_for_a_v4_chip_and_rows_at_hand_are_
     rows = json.loads(path.read_text())["rows"]
     assert rows[:2] == before
     assert [(row["config"], row["n"], row["sequences"]) for row in rows] == [(name, 256, 2) for name in SMALL]
+    assert {row["libtpu"] for row in rows} == {importlib.metadata.version("libtpu")}
     assert all(row["fits"] and 0 < row["hbm_bytes"] < row["hbm_limit_bytes"] for row in rows)
     assert all(row["estimated_ms"] >= row["roofline_ms"] > 0 for row in rows)
     table = capsys.readouterr().out.splitlines()

@@ -42,8 +42,8 @@ def test_compile_for_a_topology_reports_what_the_step_would_cost_and_needs_no_fo
     pytest.importorskip("libtpu")
     status, out, err = command(tmp_path, "--topology", "v5e:1x1", "--json")
     assert status == 0, err
-    report = json.loads(out)["topology"]
-    assert report["fits"] and report["flops"] > 0 and report["topology"] == "v5e:1x1"
+    report = json.loads(out)
+    assert report["compiles"] and report["fits"] and report["flops"] > 0 and report["topology"] == "v5e:1x1"
     assert err.splitlines() == ["tracing the training step for a TPU, 4 x 32 tokens", "compiling it for v5e:1x1"]
 
 
@@ -54,7 +54,7 @@ def test_a_step_too_large_for_a_chip_is_reported_named_and_status_1(tmp_path):
     sizes = [f"data.sequence_length={n}", f"train.tokens_per_step={n}", "model.mixer={type: self_attention, heads: 4}"]
     options = [text for size in sizes for text in ("--set", size)]
     status, out, err = command(tmp_path, "--topology", "v5e:1x1", "--json", *options)
-    report = json.loads(out)["topology"]
+    report = json.loads(out)
     assert status == 1 and not report["fits"] and report["hbm_bytes"] > 2 * report["hbm_limit_bytes"]
     assert err.splitlines()[-1].startswith("flash-tf: the step does not fit v5e:1x1: ")
     assert f"[4,{n // 4},{n}]" in err.splitlines()[-1]  # the tensor that it names
