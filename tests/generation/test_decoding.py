@@ -33,8 +33,9 @@ def prefilled(model, ids, **options):
 
 
 @each_mixer
-def test_greedy_decoding_equals_reading_the_text_anew_for_each_token(kind):
-    model, ids = model_of(kind), token_ids(B, 19)
+@pytest.mark.parametrize("rows", [1, 2])
+def test_greedy_decoding_equals_reading_the_text_anew_for_each_token(kind, rows):
+    model, ids = model_of(kind), token_ids(rows, 19)
     want = continued(model, ids, STEPS)
     chosen, state = compiled(lambda tokens, state: greedy(model, tokens, state, STEPS))(*prefilled(model, ids))
     assert to_numpy(chosen).tolist() == want[:, 19:].tolist()

@@ -31,10 +31,11 @@ def test_a_prompt_is_continued_alike_whatever_it_is_padded_to():
 
 
 @each_mixer
-def test_a_stream_yields_what_generate_returns(kind):
+@pytest.mark.parametrize("sampler", ["greedy", DRAWN], ids=["greedy", "drawn"])
+def test_a_stream_yields_what_generate_returns(kind, sampler):
     model = model_of(kind)
-    streamed = list(model.stream(prompts(), STEPS, DRAWN, seed=5))
-    assert np.transpose(streamed).tolist() == model.generate(prompts(), STEPS, DRAWN, seed=5)
+    streamed = list(model.stream(prompts(), STEPS, sampler, seed=5))
+    assert np.transpose(streamed).tolist() == model.generate(prompts(), STEPS, sampler, seed=5)
 
 
 def test_a_row_draws_by_the_seed_and_its_number_alone():
@@ -47,7 +48,7 @@ def test_a_row_draws_by_the_seed_and_its_number_alone():
     assert same[0] != same[1]
 
 
-@pytest.mark.parametrize("kind", ["mixed_chunk", "self_attention"])  # of a constant state, and of one that grows
+@each_mixer
 def test_a_stop_token_ends_its_row_and_is_left_out(kind):
     model = model_of(kind)
     whole = model.generate(prompts(), STEPS, "sample")
