@@ -39,6 +39,12 @@ class ChunkedUnit(GatedAttentionUnit):
     def sizes(self, b=1, n=None):
         return {"b": b, "n": n, "s": self.key_dim, "e": self.value_width}
 
+    def rows(self, b, n):
+        """See `parts_of`: values come back in chunks, where these divide a row; of a single row XLA drops the axis."""
+        whole = isinstance(n, int) and n % self.chunk_size == 0
+        row = (-1,) if isinstance(b, int) and b == 1 else (b, n)
+        return [row] * self.gated + [(b, -1, self.chunk_size) if whole else (b, n), row]
+
     def attend(self, heads, v, a=None, b=None, padding_mask=None, segment_ids=None, offset=0):
         masks = {"padding_mask": padding_mask, "segment_ids": segment_ids, "offset": offset}
         return self.spec.fast(**self._named(heads), v=v, a=a, b=b, **self.case, **masks)

@@ -21,21 +21,34 @@ def projection(layer: keras.layers.Layer, width: int, name: str, use_bias: bool 
     )
 
 
-def parts_of(dense: keras.layers.Dense, x, widths: list, activation=keras.activations.linear) -> list:
+def parts_of(dense: keras.layers.Dense, x, widths: list, activation=keras.activations.linear, rows=None) -> list:
     """The activation of the product of `x` with one kernel, cut into parts of `widths`.
 
     On a GPU one wide product is the faster, and one wide activation: its gradient is one pass. A TPU would copy the
-    parts out of it, and their gradients back into it: there each part has a product of its own.
+    parts out of it, and their gradients back into it: there each part has a product of its own. Nor does XLA's compiler
+    for it carry an activation's gradient through a change of shape: it computes it once for each shape in which it is
+    read. So there each part gets its bias and its activation in the shape in which its gradient will be made.
+
+    Args:
+      dense: The projection.
+      x: `[..., d]`.
+      widths: Of the parts.
+      activation: Elementwise.
+      rows: That shape without its last axis, for each part; None for that of `x`.
     """
     ends = list(itertools.accumulate(widths))[:-1]
     if not on_tpu() or dense.quantization_mode:
         return ops.split(activation(dense(x)), ends, axis=-1)
+    lead = ops.shape(x)[:-1]
     x, kernel = (ops.cast(tensor, dense.compute_dtype) for tensor in (x, dense.kernel))
-    products = [ops.matmul(x, part) for part in ops.split(kernel, ends, axis=-1)]
+    x = x if rows is None else ops.reshape(x, (-1, x.shape[-1]))
+    parts = [ops.matmul(x, part) for part in ops.split(kernel, ends, axis=-1)]
+    if rows is not None:
+        parts = [ops.reshape(part, (*to, part.shape[-1])) for part, to in zip(parts, rows, strict=True)]
     if dense.use_bias:
         bias = ops.split(ops.cast(dense.bias, dense.compute_dtype), ends)
-        products = [product + part for product, part in zip(products, bias, strict=True)]
-    return [activation(product) for product in products]
+        parts = [part + offset for part, offset in zip(parts, bias, strict=True)]
+    return [ops.reshape(activation(part), (*lead, part.shape[-1])) for part in parts]
 
 
 def check_activation(layer: keras.layers.Layer, name: str) -> None:

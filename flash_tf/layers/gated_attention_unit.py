@@ -72,7 +72,11 @@ class GatedAttentionUnit(KernelMixer):
     def project(self, x):
         """`[b, n, d]` -> u, if there is a gate, and v `[b, n, e]`, and z `[b, n, s]`."""
         widths = [self.value_width] * (1 + self.gated) + [self.key_dim]
-        return parts_of(self.in_projection, x, widths, ops.silu)
+        return parts_of(self.in_projection, x, widths, ops.silu, self.rows(*ops.shape(x)[:2]))
+
+    def rows(self, b, n):
+        """See `parts_of`; None where the shape of x is as good as any."""
+        return None
 
     def turn(self, heads, positions):
         """Rotates every head `[b, n, s]` by global positions."""

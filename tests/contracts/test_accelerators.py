@@ -23,11 +23,11 @@ def traced_for_each(function):
     return results
 
 
-def gradients(layer, masked):
+def gradients(layer, masked, shape=(B, N)):
     """The output and the gradient of the input and of every weight."""
     rng = np.random.default_rng(0)
     weights = {str(i): ops.convert_to_tensor(w.value) for i, w in enumerate(layer.trainable_variables)}
-    given = tensors({"x": rng.normal(size=(B, N, D))}, "float32")
+    given = tensors({"x": rng.normal(size=(*shape, D))}, "float32")
     frozen = [ops.convert_to_tensor(w.value) for w in layer.non_trainable_variables]
 
     def call(x, **weights):
@@ -45,6 +45,25 @@ def test_a_layer_traced_for_a_tpu_equals_the_same_traced_for_a_gpu(cls, case):
     masked = tensors(masks("packed" if packs(layer) else "padded", B, N), "float32")
     for gpu, tpu in zip(*traced_for_each(lambda: gradients(layer, masked)), strict=True):
         assert relative_error(tpu, gpu) < FLOAT32
+
+
+@pytest.mark.parametrize("shape", [(1, 16), (3, 16), (1, 13)], ids=str)
+@pytest.mark.parametrize("name", ["mixed_chunk", "weighted_chunks", "quadratic"])
+def test_so_is_it_of_one_row_of_many_and_of_whole_chunks(name, shape):
+    keras.utils.set_random_seed(0)
+    layer = MIXERS.get(name)(key_dim=16, **({} if name == "quadratic" else {"chunk_size": 4}))
+    layer.build((None, None, D))
+    for gpu, tpu in zip(*traced_for_each(lambda: gradients(layer, {}, shape)), strict=True):
+        assert relative_error(tpu, gpu) < FLOAT32
+
+
+def test_a_model_whose_rows_and_lengths_are_unknown_can_be_made_on_a_tpu():
+    layer = MIXERS.get("mixed_chunk")(chunk_size=4, key_dim=16)
+    x = tensors({"x": np.random.default_rng(0).normal(size=(1, 13, D))}, "float32")["x"]
+    with tracing_for("tpu"):
+        model = keras.Sequential([keras.Input((None, D)), layer])
+        found = to_numpy(model(x))
+    assert relative_error(found, to_numpy(layer(x))) < FLOAT32
 
 
 @pytest.mark.parametrize("case", SPEC.cases, ids=str)
