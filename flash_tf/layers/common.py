@@ -41,10 +41,9 @@ def parts_of(dense: keras.layers.Dense, x, widths: list, activation=keras.activa
         return ops.split(activation(dense(x)), ends, axis=-1)
     lead = ops.shape(x)[:-1]
     x, kernel = (ops.cast(tensor, dense.compute_dtype) for tensor in (x, dense.kernel))
-    x = x if rows is None else ops.reshape(x, (-1, x.shape[-1]))
     parts = [ops.matmul(x, part) for part in ops.split(kernel, ends, axis=-1)]
-    if rows is not None:
-        parts = [ops.reshape(part, (*to, part.shape[-1])) for part, to in zip(parts, rows, strict=True)]
+    rows = [lead] * len(parts) if rows is None else rows
+    parts = [ops.reshape(part, (*to, part.shape[-1])) for part, to in zip(parts, rows, strict=True)]
     if dense.use_bias:
         bias = ops.split(ops.cast(dense.bias, dense.compute_dtype), ends)
         parts = [part + offset for part, offset in zip(parts, bias, strict=True)]
