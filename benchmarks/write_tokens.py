@@ -1,44 +1,56 @@
 """Writes the tokens of a config's data as one array, for machines that have no TensorFlow.
 
-python -m benchmarks.write_tokens wikipedia_lm/flash train train.npy
+    python -m benchmarks.write_tokens wikipedia_lm/flash train train.npy
+
+The config must name a tokenizer. Tokens that a run keeps in `data.cache` are read from there.
 """
 
 import argparse
 import tempfile
+from pathlib import Path
 
 import numpy as np
 
-from flash_tf import config
-from flash_tf.data.sources import SOURCES
-from flash_tf.data.token_cache import TokenCache
-from flash_tf.data.tokenizer import Tokenizer
+from benchmarks import device
+from flash_tf.training.progress import Progress
 
 
-def tokens(name: str, split: str, overrides: list[str]) -> np.ndarray:
+def main(arguments: list[str] | None = None) -> int:
+    """Writes the file; returns the exit status."""
+    args = _parser().parse_args(arguments)
+    with device.libraries_in_log("write_tokens") as console:
+        array = _tokens(args.config, args.split, args.set, Progress(console))
+    with Path(args.out).open("wb") as file:  # np.save adds a suffix to a path that has none
+        np.save(file, array)
+    print(f"{args.out}: {len(array):,} tokens of {array.dtype}")
+    return 0
+
+
+def _tokens(name, split, overrides, progress):
     """The documents of a split one after the other, each followed by eos: uint16 `[t]`."""
+    from flash_tf import config
+    from flash_tf.data.tokenizer import Tokenizer
+    from flash_tf.training import build
+
     loaded = config.load(name, overrides)
     if loaded.data.tokenizer is None:
         raise ValueError(f"{name} has no data.tokenizer: tokens without their vocabulary are of no use")
-    source, tokenizer = SOURCES.build(loaded.data.source), Tokenizer.load(loaded.data.tokenizer)
+    tokenizer = Tokenizer.load(loaded.data.tokenizer)
+    build.check_vocabulary(tokenizer, loaded.model["vocabulary_size"], loaded.data.tokenizer)
+    progress.line(f"tokenising the {split} split of {name}")
     with tempfile.TemporaryDirectory() as directory:
-        cache = TokenCache(directory, source, tokenizer, split, lambda *progress: None)
+        cache = build.make_cache(loaded, directory, tokenizer, split, progress.count)
         return np.concatenate([cache.get(i).tokens for i in range(len(cache.shards))])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def _parser():
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.write_tokens", description=__doc__.splitlines()[0])
     parser.add_argument("config", metavar="CONFIG", help="a YAML file, or a name that `flash-tf list` shows")
     parser.add_argument("split", choices=("train", "validation"))
     parser.add_argument("out", metavar="FILE.npy")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override an option")
-    args = parser.parse_args()
-    try:
-        array = tokens(args.config, args.split, args.set)
-    except (ValueError, OSError) as error:
-        raise SystemExit(f"write_tokens: {error}") from None
-    np.save(args.out, array)
-    print(f"{args.out}: {len(array):,} tokens of {array.dtype}")
+    return parser
 
 
 if __name__ == "__main__":
-    main()
+    device.program(main)
