@@ -12,6 +12,7 @@ import collections
 import gzip
 import itertools
 import math
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -75,7 +76,7 @@ def _space(path):
     data = Path(path).read_bytes()
     try:
         return xplane_pb2.XSpace.FromString(gzip.decompress(data) if path.endswith(".gz") else data)
-    except (DecodeError, gzip.BadGzipFile) as error:
+    except (DecodeError, gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"{path} is no trace: it needs an XSpace, as --trace writes it") from error
 
 

@@ -89,6 +89,8 @@ def read_tokens(path: str, vocabulary_size: int) -> np.ndarray:
         tokens = np.load(path, mmap_mode="r")
     except (ValueError, EOFError) as error:
         raise ValueError(f"{path} is no .npy file: {' '.join(str(error).split())[:200]}") from error
+    if not isinstance(tokens, np.ndarray):
+        raise ValueError(f"{path} is no .npy file: it holds several arrays, as an .npz does")
     if tokens.ndim != 1 or tokens.dtype not in (np.uint16, np.int32):
         raise ValueError(f"{path} must be a flat array of uint16 or int32, got {tokens.dtype} {list(tokens.shape)}")
     for start in range(0, len(tokens), 1 << 24):  # 64 MB at a time

@@ -73,7 +73,8 @@ def _fill(variables, program, device):
     key = jax.random.key(0)
     with jax.default_device(device):
         for i, argument in enumerate(program.arguments):
-            if argument.role == "state" and argument.name != "position":
+            # Integers count, as positions do: theirs stay zero. bfloat16 is of no kind that NumPy knows.
+            if argument.role == "state" and np.dtype(argument.dtype).kind not in "biu":
                 drawn = jax.random.normal(jax.random.fold_in(key, i), argument.shape, np.dtype(argument.dtype))
                 variables[argument.name] = drawn / 2
 

@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import re
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -87,7 +88,7 @@ def _load(path):
         raise ValueError(f"{path} is missing from the artifact")
     try:
         return hlo.load(path.read_bytes() if path.is_file() else gzip.decompress(zipped.read_bytes()))
-    except (ValueError, OSError, EOFError) as error:
+    except (ValueError, OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
 
 

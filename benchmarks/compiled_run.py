@@ -25,6 +25,8 @@ MAY_SET = {
     "optimizer.final_learning_rate": float,
     "train.steps": int,
 }
+POSITIVE = ("optimizer.learning_rate", "train.steps")
+SCHEDULES = ("linear", "cosine", "inverse_sqrt")
 
 
 class Schedule:
@@ -74,9 +76,13 @@ def _override(text):
         made = MAY_SET[key](value)
     except ValueError:
         raise ValueError(f"--set {key} must be {MAY_SET[key].__name__}, got {value!r}") from None
-    schedules = ("linear", "cosine", "inverse_sqrt")
-    if made not in schedules if MAY_SET[key] is str else not 0 <= made < float("inf"):
-        needed = f"one of {', '.join(schedules)}" if MAY_SET[key] is str else "a number that is not negative"
+    if key == "optimizer.schedule":
+        allowed, needed = made in SCHEDULES, f"one of {', '.join(SCHEDULES)}"
+    elif key in POSITIVE:
+        allowed, needed = 0 < made < float("inf"), "a positive number"
+    else:
+        allowed, needed = 0 <= made < float("inf"), "a number that is not negative"
+    if not allowed:
         raise ValueError(f"--set {key} must be {needed}, got {value!r}")
     return key, made
 

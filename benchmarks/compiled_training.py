@@ -16,6 +16,10 @@ from flash_tf.training.progress import Clock, Progress, peak_flops, perplexity, 
 SHOWN_EVERY = 5.0  # seconds of training
 
 
+class DivergenceError(ValueError):
+    """The loss or its gradient is no number."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
     """How far a run goes, and what it does on the way.
@@ -78,7 +82,7 @@ class Training:
         """Trains; returns the last evaluation, or the last record where there is no validation split.
 
         Raises:
-          ValueError: When the loss is not a number; the state before stays.
+          DivergenceError: When the loss is not a number; the state before stays.
         """
         self._last: dict = {}
         self._clock.lap()
@@ -112,7 +116,7 @@ class Training:
         (step, record), self._waiting = self._waiting, None
         row = dict(zip(self._manifest.columns, np.asarray(record).tolist(), strict=True))
         if not (math.isfinite(row["loss"]) and math.isfinite(row["gradient_norm"])):
-            raise ValueError(f"the loss or its gradient is not a number at step {step}; the saved state stays")
+            raise DivergenceError(f"the loss or its gradient is not a number at step {step}; the saved state stays")
         self.state.step = step
         self.state.seconds += self._clock.lap()
         self._last = {"step": step, **row}

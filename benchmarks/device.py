@@ -29,13 +29,22 @@ class Results:
       benchmark: Name of the script.
       device: Name of the device that was timed.
       packages: Whose versions decide the figures.
+      rows: Those to begin with: of `kept`.
 
     Attributes:
       rows: What was measured, each a flat dictionary.
     """
 
-    def __init__(self, args: argparse.Namespace, benchmark: str, *, device: str, packages: Sequence[str]):
-        self._path, self.rows = args.json, []
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        benchmark: str,
+        *,
+        device: str,
+        packages: Sequence[str],
+        rows: Sequence[dict[str, Any]] = (),
+    ):
+        self._path, self.rows = args.json, [*rows]
         self._head = {
             "benchmark": benchmark,
             "device": device,
@@ -52,8 +61,29 @@ class Results:
 
     def _write(self):
         if self._path is not None:
-            Path(self._path).parent.mkdir(parents=True, exist_ok=True)
-            Path(self._path).write_text(json.dumps({**self._head, "rows": self.rows}, indent=1) + "\n")
+            file = Path(self._path)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            partial = file.with_name(f"{file.name}.partial")  # a reader, or a kill, never meets half a file
+            partial.write_text(json.dumps({**self._head, "rows": self.rows}, indent=1) + "\n")
+            partial.replace(file)
+
+
+def kept(path: str | None, device: str) -> list[dict[str, Any]]:
+    """The rows of a result file that is there, for a script that is stopped and started again.
+
+    Raises:
+      ValueError: When it holds no result, or one of another device.
+    """
+    if path is None or not Path(path).exists():
+        return []
+    try:
+        found = json.loads(Path(path).read_text())
+        rows, measured_on = found["rows"], found["device"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} holds no result to go on with: name another file") from error
+    if rows and measured_on != device:
+        raise ValueError(f"{path} has rows of {measured_on}, this would add some of {device}: name another file")
+    return rows
 
 
 def versions(packages: Sequence[str]) -> dict[str, str]:

@@ -34,11 +34,11 @@ def main(arguments: list[str] | None = None) -> int:
         results = devices.Results(args, "learning", device=device.device_kind, packages=("jax", "jaxlib", "numpy"))
         for path, artifact in artifacts.items():
             learner = _Learner(path, artifact, args, device, options, progress)
-            swept = [learner.train(rate, passes=1) for rate in args.learning_rates]
-            for row in swept:
-                results.add(row)
-            best = min(swept, key=lambda row: row["validation_loss"])
-            if args.passes > 1:
+            for rate in args.learning_rates:
+                results.add(learner.train(rate, passes=1))
+            swept = [row for row in results.rows if row["artifact"] == learner.name and "error" not in row]
+            if swept and args.passes > 1:
+                best = min(swept, key=lambda row: row["validation_loss"])
                 results.add(learner.train(best["learning_rate"], passes=args.passes))
     return 0
 
@@ -48,38 +48,54 @@ class _Learner:
 
     def __init__(self, path, artifact, args, device, options, progress):
         from benchmarks.compiled_data import Stream, read_tokens
-        from benchmarks.compiled_program import Compiled
+        from benchmarks.compiled_program import Compiled, memory_errors
+        from benchmarks.compiled_run import fingerprint
         from benchmarks.compiled_timing import prove
 
+        self.name = Path(path).name
         self._path, self._artifact, self._args, self._device, self._progress = path, artifact, args, device, progress
         files = {"tokens": args.tokens, "validation": args.validation}
         splits = {name: np.asarray(read_tokens(file, artifact.vocabulary_size)) for name, file in files.items()}
+        self._steps_per_pass = len(splits["tokens"]) // artifact.programs["step"].tokens
+        if self._steps_per_pass < 2:
+            tokens, needed = len(splits["tokens"]), 2 * artifact.programs["step"].tokens
+            raise ValueError(f"a pass needs two steps, {needed:,} tokens; {args.tokens} has {tokens:,}")
+        self._about = {name: fingerprint(x) for name, x in splits.items()}
         self._streams = {name: Stream(x, artifact, keep_partial=name != "tokens") for name, x in splits.items()}
         progress.line(f"compiling {path} for {device.device_kind}")
-        prove(path, artifact, device, options)
-        self._step, self._forward = (Compiled(path, artifact.programs[n], device, options) for n in ("step", "forward"))
-        self._steps_per_pass = len(splits["tokens"]) // self._step.program.tokens
+        with memory_errors(device, path):
+            prove(path, artifact, device, options)
+            self._step, self._forward = (
+                Compiled(path, artifact.programs[name], device, options) for name in ("step", "forward")
+            )
 
     def train(self, rate: float, passes: int) -> dict:
-        """One run; returns its record."""
+        """One run; returns its record, or where the loss became no number what the run said."""
+        from benchmarks.compiled_program import memory_errors
         from benchmarks.compiled_run import LOSSES, RunFolder, Schedule
-        from benchmarks.compiled_training import Plan, Training
+        from benchmarks.compiled_training import DivergenceError, Plan, Training
 
         steps = passes * self._steps_per_pass
         overrides = [f"optimizer.learning_rate={rate}", f"train.steps={steps}"]
-        out = f"{self._args.out}/{Path(self._path).name}-{rate:g}-{passes}"
+        out = f"{self._args.out}/{self.name}-{rate:g}-{passes}"
         rates = Schedule(self._artifact, overrides)
-        folder = RunFolder(out, self._path, rates, {"tokens": self._args.tokens})
+        folder = RunFolder(out, self._path, rates, self._about)
         self._progress.line(f"{out}: {steps:,} steps at a learning rate of {rate:g}")
         training = Training(
             self._artifact, self._step, self._forward, device=self._device, rates=rates, folder=folder,
             progress=self._progress,
         )  # fmt: skip
         plan = Plan(steps=steps, save_every=steps, evaluate_every=self._steps_per_pass, shard_bytes=2**30)
-        training.run(self._streams["tokens"], self._streams["validation"], plan)
-        return self._record(rate, passes, folder.path, LOSSES)
+        row = {"artifact": self.name, "learning_rate": rate, "passes": passes}
+        try:
+            with memory_errors(self._device, self._path):
+                training.run(self._streams["tokens"], self._streams["validation"], plan)
+        except DivergenceError as error:
+            self._progress.line(f"{out}: {error}")
+            return {**row, "error": str(error)}
+        return row | self._record(folder.path, LOSSES)
 
-    def _record(self, rate, passes, path, losses):
+    def _record(self, path, losses):
         from benchmarks.compiled_run import EVALUATIONS
 
         rows = [json.loads(line) for line in (path / losses).read_text().splitlines()]
@@ -87,12 +103,9 @@ class _Learner:
         program, half = self._step.program, len(rows) // 2
         per_step = (rows[-1]["seconds"] - rows[half]["seconds"]) / (len(rows) - 1 - half)
         return {
-            "artifact": Path(self._path).name,
             "task": self._artifact.config["model"]["type"],
             "n": program.tokens // program.batch_size,
             "tokens_per_step": program.tokens,
-            "learning_rate": rate,
-            "passes": passes,
             "steps": rows[-1]["step"],
             "seconds": rows[-1]["seconds"],
             "tokens_per_second": program.tokens / per_step,

@@ -14,7 +14,7 @@ result file has, of this task or another, are kept.
 """
 
 import argparse
-import json
+import itertools
 import math
 import time
 import zlib
@@ -30,32 +30,45 @@ from flash_tf.training.progress import Progress, duration
 
 TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
 PAIRED = "retrieval"  # the task whose texts are pairs
+SETTINGS = ("length", "steps", "batch", "learning_rate", "seed")
 COLUMNS, WIDTHS = ("task", "system", "parameters", "accuracy", "of", "ms a step"), (12, 16, 12, 10, 8, 12)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Trains each system that the file lacks, and prints the table."""
     args = _checked(_parser().parse_args(arguments))
-    before = json.loads(Path(args.json).read_text())["rows"] if args.json and Path(args.json).exists() else []
     data = Texts(args.data, args.length, pairs=args.task == PAIRED)
     with device.libraries_in_log("long_range") as console:
         from benchmarks import backends
 
         packages = ("tensorflow", "keras", "numpy")
-        results = device.Results(args, "long_range", device=backends.device_name(), packages=packages)
-        for row in before:
-            results.add(row)
+        where = backends.device_name()
+        before, asked = device.kept(args.json, where), {name: getattr(args, name) for name in SETTINGS}
+        done = _done(before, asked, args)
+        results = device.Results(args, "long_range", device=where, packages=packages, rows=before)
         progress = Progress(console)
         progress.line(f"{args.data}: {data}")
         for system in args.systems:
-            if not any((row["task"], row["system"]) == (args.task, system) for row in before):
+            if system not in done:
                 progress.line(f"{system}: {args.steps:,} steps of {args.batch}, at most {args.length:,} bytes a text")
-                results.add({"task": args.task, "system": system, **_train(system, data, args, progress)})
+                results.add({"task": args.task, "system": system, **asked, **_train(system, data, args, progress)})
         print(device.table_line(COLUMNS, WIDTHS))
         for row in results.rows:
             cells = (row["task"], row["system"].rjust(WIDTHS[1]), f"{row['parameters']:,}", f"{row['accuracy']:.1%}")
             print(device.table_line((*cells, f"{row['held_out']:,}", f"{row['ms_per_step']:.0f}"), WIDTHS))
     return 0
+
+
+def _done(before, asked, args):
+    """The systems that have a row of the task, each of which must be as it is asked for now."""
+    own = [row for row in before if row["task"] == args.task]
+    for row, name in itertools.product(own, SETTINGS):
+        if row.get(name) != asked[name]:
+            option = name.replace("_", "-")
+            raise ValueError(
+                f"{args.json} has {row['system']} of --{option} {row.get(name)}, not {asked[name]}: name another file"
+            )
+    return {row["system"] for row in own}
 
 
 class Texts:

@@ -41,16 +41,16 @@ def training_flops(n: int, task: str) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """Times every task at every length; returns the exit status."""
-    args = _parser().parse_args(arguments)
+    parser = _parser()
+    args = parser.parse_args(arguments)
     if args.steps < 10:
         raise ValueError(f"--steps must be 10 or more, for a median, got {args.steps}")
     for n in args.lengths:
         device.batch_size(n, args.tokens)
     if importlib.util.find_spec("torch") is None:
         raise ValueError("it needs PyTorch with CUDA: pip install torch")
-    if args.model == "gla" and importlib.util.find_spec("fla") is None:
-        print("gla is left out: it needs the package flash-linear-attention (fla)")
-        return 0
+    if args.model == "gla":
+        _check_gla(parser, args)
     from benchmarks import peers_torch
 
     results = device.Results(
@@ -61,12 +61,22 @@ def main(arguments: list[str] | None = None) -> int:
     )
     print(f"{args.model} in PyTorch on {peers_torch.device_name()}, {args.tokens:,} tokens a step")
     print(device.table_line(COLUMNS, WIDTHS), flush=True)
-    tasks = ["lm"] if args.model == "gla" else args.tasks
     for n in args.lengths:
-        for row in peers_torch.measure(args, n, tasks):
+        for row in peers_torch.measure(args, n, args.tasks):
             results.add(row)
             print(_line(row), flush=True)
     return 0
+
+
+def _check_gla(parser, args):
+    """GLA is causal, and its kernels are what they are: options of the Transformer++ do not go with it."""
+    if args.tasks == parser.get_default("tasks"):
+        args.tasks = ["lm"]
+    for name, value in {"tasks": ["lm"], "attention": "default", "compile": "blocks"}.items():
+        if getattr(args, name) != value:
+            raise ValueError(f"--{name} does not go with --model gla")
+    if importlib.util.find_spec("fla") is None:
+        raise ValueError("gla needs the package flash-linear-attention (fla)")
 
 
 def _line(row):

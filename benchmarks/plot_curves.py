@@ -54,11 +54,9 @@ def read(folder: str, label: str | None = None) -> Run:
     if not records:
         raise ValueError(f"{file} holds no step")
     name = label or Path(folder).resolve().name
-    named = [model for model in plot_style.MODELS if re.search(rf"(^|[^a-z]){model}($|[^a-z_])", name)]
-    model = max(named, key=len, default=name)
     return Run(
         plot_style.look(name, [name])[0],
-        model,
+        _model_in(name),
         [record["step"] for record in records],
         [record["loss"] for record in records],
         _seconds(records, folder),
@@ -67,17 +65,23 @@ def read(folder: str, label: str | None = None) -> Run:
 
 
 def of_learning(path: str) -> list[Run]:
-    """The longest run of each artifact in a result of `benchmarks.learning`."""
-    rows = json.loads(Path(path).read_text())["rows"]
-    longest = max(row["passes"] for row in rows)
-    return [_of_row(row) for row in rows if row["passes"] == longest]
+    """The longest run of each artifact in a result of `benchmarks.learning`, the best of several that are as long."""
+    rows = [row for row in json.loads(Path(path).read_text())["rows"] if "error" not in row]
+    rows.sort(key=lambda row: (row["passes"], -row["validation_loss"]))
+    return [_of_row(row) for row in {row["artifact"]: row for row in rows}.values()]
+
+
+def _model_in(name):
+    """The model that a name has in it; the name itself where it has none."""
+    named = [model for model in plot_style.MODELS if re.search(rf"(^|[^a-z]){model}($|[^a-z_])", name)]
+    return max(named, key=len, default=name)
 
 
 def _of_row(row):
-    model = next(m for m in sorted(plot_style.MODELS, key=len, reverse=True) if row["artifact"].endswith(m))
+    model = _model_in(row["artifact"])
     curve = {name: [point[name] for point in row["curve"]] for name in ("step", "loss", "seconds")}
     evaluations = {record["step"]: record["loss"] for record in row["evaluations"]}
-    return Run(plot_style.look(model)[0], model, curve["step"], curve["loss"], curve["seconds"], evaluations)
+    return Run(plot_style.look(model, [model])[0], model, curve["step"], curve["loss"], curve["seconds"], evaluations)
 
 
 def _lines(path):

@@ -30,8 +30,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = dict(option(text) for text in args.xla_option)
     if args.tokens is None and (given := [name for name in TRAINING if getattr(args, name) not in (None, [])]):
         raise ValueError(f"--{given[0].replace('_', '-')} belongs to --tokens: without it the step is timed")
-    if args.tokens is not None and args.out is None:
-        raise ValueError("--tokens needs --out, where the run is kept")
+    if args.tokens is not None:
+        _check_training(args)
     with devices.libraries_in_log("run_compiled") as console:
         import jax
 
@@ -42,6 +42,15 @@ def main(arguments: list[str] | None = None) -> int:
         else:
             _train(args, artifact, device, options, progress)
     return 0
+
+
+def _check_training(args):
+    if args.out is None:
+        raise ValueError("--tokens needs --out, where the run is kept")
+    if args.json is not None or args.commit is not None:
+        raise ValueError("--json and --commit are of a step that is timed: what training leaves is in --out")
+    if args.evaluate_every is not None and args.validation is None:
+        raise ValueError("--evaluate-every needs --validation")
 
 
 def _time(args, artifact, device, options, progress):

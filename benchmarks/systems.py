@@ -23,10 +23,7 @@ OF_LENGTH = ("cosine_length", "max_length")  # constants of mixers that must be 
 def main(arguments: list[str] | None = None) -> int:
     """Measures what the file lacks, and prints the table."""
     args = _parser().parse_args(arguments)
-    before = json.loads(Path(args.json).read_text())["rows"] if args.json and Path(args.json).exists() else []
     learned = [row for file in args.learning for row in json.loads(Path(file).read_text())["rows"]]
-    if other := next((row for row in before if row["tokens"] != args.tokens), None):
-        raise ValueError(f"{args.json} has rows of {other['tokens']:,} tokens a step, --tokens is {args.tokens:,}")
     with device.libraries_in_log("systems") as console:
         from benchmarks import backends
         from flash_tf import config, systems
@@ -35,9 +32,11 @@ def main(arguments: list[str] | None = None) -> int:
         if unknown := sorted(set(args.only or names) - set(names)):
             raise ValueError(f"--only takes configs of {' and '.join(systems.FOLDERS)}, got {unknown[0]!r}")
         packages = ("tensorflow", "keras", "numpy")
-        results = device.Results(args, "systems", device=backends.device_name(), packages=packages)
-        for row in before:
-            results.add(row)
+        where = backends.device_name()
+        before = device.kept(args.json, where)
+        if other := next((row for row in before if row["tokens"] != args.tokens), None):
+            raise ValueError(f"{args.json} has rows of {other['tokens']:,} tokens a step, --tokens is {args.tokens:,}")
+        results = device.Results(args, "systems", device=where, packages=packages, rows=before)
         progress = Progress(console)
         for name in args.only or names:
             if not any(row["config"] == name for row in before):
@@ -80,7 +79,7 @@ def _sized(name, n, tokens):
 def as_text(rows: list[dict], learned: list[dict]) -> str:
     """The rows as tables in Markdown, causal models first."""
     perplexity = {}  # of the best learning rate
-    for row in learned:
+    for row in (row for row in learned if "error" not in row):
         name, found = row["artifact"], row["validation_perplexity"]
         perplexity[name] = min(found, perplexity.get(name, found))
     tables = []

@@ -32,11 +32,14 @@ def main(arguments: list[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     sizes = {n: devices.batch_size(n, args.tokens) for n in args.lengths or devices.LENGTHS[:5]}
     wanted = [(name, n) for name in args.configs for n in sizes if args.lengths or str(n) in PAPER.get(name, {})]
-    before = _rows(args.json)
+    if missing := set(args.configs) - {name for name, _ in wanted}:
+        raise ValueError(f"the paper has no context lengths of {min(missing)}: give --lengths")
+    before = devices.kept(args.json, args.topology)
+    if other := next((tokens for row in before if (tokens := row["n"] * row["sequences"]) != args.tokens), None):
+        raise ValueError(f"{args.json} has rows of {other:,} tokens, --tokens is {args.tokens:,}: name another file")
     with devices.libraries_in_log("tpu_table") as console:
-        results = devices.Results(args, "tpu_table", device=args.topology, packages=("tensorflow", "jax", "libtpu"))
-        for row in before:
-            results.add(row)
+        packages = ("tensorflow", "jax", "libtpu")
+        results = devices.Results(args, "tpu_table", device=args.topology, packages=packages, rows=before)
         progress = Progress(console)
         for name, n in wanted:
             if not any((row["config"], row["n"]) == (name, n) for row in before):
@@ -44,10 +47,6 @@ def main(arguments: list[str] | None = None) -> int:
                 results.add(_measure(name, n, sizes[n], args.topology))
     print(as_text(results.rows))
     return 0
-
-
-def _rows(path):
-    return json.loads(Path(path).read_text())["rows"] if path is not None and Path(path).exists() else []
 
 
 def _measure(name, n, rows, topology):
@@ -101,7 +100,7 @@ def _cell(row):
     if row is None:
         return "–"
     if not row["fits"]:
-        return "too large"
+        return "too large" if row["hbm_bytes"] else "refused"
     paper = "" if row["paper_ms"] is None else f" ({row['paper_ms']:g})"
     return f"{_bound(row)}{row['estimated_ms']:.1f}{paper} ms, {row['hbm_bytes'] / 2**30:.1f} GiB"
 

@@ -157,6 +157,11 @@ def _tensorflow_row(name, config, ids, args):
     from flash_tf.training import modelling
 
     row = _in_keras_row(name, config, "TensorFlow", "TensorFlow")
+    gpus = tf.config.list_physical_devices("GPU")
+    if gpus:
+        tf.config.experimental.reset_memory_stats(
+            "GPU:0"
+        )  # what did not fit before must not count into this one's peak
     try:
         experiment = programs.Experiment(config, ids)
         timed = timing.time_steps(experiment, args.steps)
@@ -166,20 +171,10 @@ def _tensorflow_row(name, config, ids, args):
     if not math.isfinite(loss):
         return {**row, "wrong": True, "error": f"not timed: it trains to a loss of {loss}"}
     flops = modelling.training_flops_per_step(config, experiment.model)
+    peak = tf.config.experimental.get_memory_info("GPU:0")["peak"] if gpus else None  # of a CPU TensorFlow has none
     known = backends.device_name() if config.train.precision == "mixed_bfloat16" else ""  # the peaks are of bfloat16
     found = device.timing(milliseconds, tokens=row["tokens"], flops=flops, device=known)
-    return {**row, **found, "compile_s": compile_s, "peak_bytes": _tensorflow_peak(), "last_loss": loss}
-
-
-def _tensorflow_peak():
-    """Peak bytes since the last time that it was asked; None on a CPU, of which TensorFlow does not say."""
-    import tensorflow as tf
-
-    if not tf.config.list_physical_devices("GPU"):
-        return None
-    peak = tf.config.experimental.get_memory_info("GPU:0")["peak"]
-    tf.config.experimental.reset_memory_stats("GPU:0")
-    return peak
+    return {**row, **found, "compile_s": compile_s, "peak_bytes": peak, "last_loss": loss}
 
 
 def _line(row):

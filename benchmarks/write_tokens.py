@@ -18,16 +18,19 @@ from flash_tf.training.progress import Progress
 def main(arguments: list[str] | None = None) -> int:
     """Writes the file; returns the exit status."""
     args = _parser().parse_args(arguments)
+    partial = Path(f"{args.out}.partial")
+    partial.parent.mkdir(parents=True, exist_ok=True)  # a place that cannot be written to is known before the work
     with device.libraries_in_log("write_tokens") as console:
         array = _tokens(args.config, args.split, args.set, Progress(console))
-    with Path(args.out).open("wb") as file:  # np.save adds a suffix to a path that has none
+    with partial.open("wb") as file:  # np.save adds a suffix to a path that has none
         np.save(file, array)
+    partial.replace(args.out)
     print(f"{args.out}: {len(array):,} tokens of {array.dtype}")
     return 0
 
 
 def _tokens(name, split, overrides, progress):
-    """The documents of a split one after the other, each followed by eos: uint16 `[t]`."""
+    """The documents of a split, each followed by eos, `[t]`: uint16, or int32 above 65,536 pieces."""
     from flash_tf import config
     from flash_tf.data.tokenizer import Tokenizer
     from flash_tf.training import build

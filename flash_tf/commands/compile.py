@@ -21,8 +21,10 @@ def add_arguments(parser) -> None:
 def run(args, log) -> None:
     if args.out is None and args.topology is None:
         raise ValueError("compile needs --out, --topology or both")
-    if args.out is None and args.decode_batch is not None:
-        raise ValueError("--decode-batch needs --out: decoding is exported, not compiled for a topology")
+    exported = [name for name in ("check_tokens", "decode_batch") if getattr(args, name) is not None]
+    if args.out is None and exported:
+        option = exported[0].replace("_", "-")
+        raise ValueError(f"--{option} needs --out: for a topology the training step alone is compiled")
     import tensorflow as tf
 
     from flash_tf import config
@@ -52,4 +54,5 @@ def run(args, log) -> None:
         texts.append(topology.as_text(report))
     show(found if args.json else "\n\n".join(texts), args.json)
     if problem:
-        raise ValueError(f"the step does not fit {args.topology}: {problem}")
+        what = "does not fit" if report.hbm_bytes else "cannot be compiled for"
+        raise ValueError(f"the step {what} {args.topology}: {problem}")

@@ -66,7 +66,8 @@ def _part(user: Instruction, name):
 def _written(one, makers, inside):
     """Of a result that an update changes where it stands, the update."""
     total = 0
-    for array, maker in zip(one.arrays, makers, strict=len(makers) > 1):
+    makers = makers * len(one.arrays) if len(makers) == 1 else makers  # one instruction may have several results
+    for array, maker in zip(one.arrays, makers, strict=True):
         updated = maker.opcode == "dynamic-update-slice"
         part = sum(a.bytes for a in inside[maker.operands[1]].arrays) if updated else array.bytes
         total += min(array.bytes, part) if array.space == 0 else 0

@@ -31,6 +31,19 @@ def test_a_result_that_cannot_be_written_is_known_before_anything_is_timed(tmp_p
         results(tmp_path / "file" / "result.json")
 
 
+def test_rows_of_a_file_are_kept_by_a_script_that_goes_on_and_no_others(tmp_path):
+    path = tmp_path / "result.json"
+    assert device.kept(None, "a device") == device.kept(str(path), "a device") == []
+    results(path).add({"n": 512})
+    assert device.kept(str(path), "a device") == [{"n": 512}] and [*tmp_path.iterdir()] == [path]
+    with pytest.raises(ValueError, match="has rows of a device, this would add some of another: name another file"):
+        device.kept(str(path), "another")
+    for text in ("", "[]", "{}", '{"rows": []}'):
+        path.write_text(text)
+        with pytest.raises(ValueError, match="holds no result to go on with"):
+            device.kept(str(path), "a device")
+
+
 def test_a_timing_is_its_median_and_what_follows_from_it():
     found = device.timing([9.0, 10.0, 1000.0], tokens=500, flops=989e10, device="NVIDIA H200")
     assert (found["median_ms"], found["tokens_per_second"], found["steps"]) == (10, 50_000, 3)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from benchmarks import device, long_range
+from benchmarks import backends, device, long_range
 from flash_tf import config, systems
 from flash_tf.registry import listed
 
@@ -106,10 +106,13 @@ def test_a_system_learns_and_its_row_is_kept(folder, tmp_path, capsys):
     first = json.loads(file.read_text())["rows"]
     assert [(row["task"], row["system"]) for row in first] == [("text", "cosformer")]
     assert first[0]["accuracy"] > 0.9 and first[0]["held_out"] >= 2
-    assert long_range.main(flags(folder, file, "--systems", "cosformer", "linformer", steps=2)) == 0
+    assert long_range.main(flags(folder, file, "--systems", "cosformer", "linformer")) == 0
     rows = json.loads(file.read_text())["rows"]
     assert [row["system"] for row in rows] == ["cosformer", "linformer"] and rows[0] == first[0]
     assert capsys.readouterr().out.splitlines()[-1].split()[:2] == ["text", "linformer"]
+    with pytest.raises(ValueError, match="has cosformer of --steps 60, not 2: name another file"):
+        long_range.main(flags(folder, file, "--systems", "cosformer", "performer_favor", steps=2))
+    assert json.loads(file.read_text())["rows"] == rows
 
 
 def test_pairs_are_matched_and_stand_beside_other_tasks_rows(tmp_path, capsys):
@@ -118,7 +121,8 @@ def test_pairs_are_matched_and_stand_beside_other_tasks_rows(tmp_path, capsys):
             text = f"{'o' if (i % 2 == 0) == (label == 'yes') else 'x'}{'a' * i}"
             write(tmp_path / label, f"{i}.1.txt", text=text * 3)
             write(tmp_path / label, f"{i}.2.txt", text="xo"[i % 2 == 0] * 9)  # yes: the byte is that of the first
-    file = write(tmp_path, "found.json", text=json.dumps({"rows": [_row("text"), _row("image")]}))
+    found = {"device": backends.device_name(), "rows": [_row("text"), _row("image")]}
+    file = write(tmp_path, "found.json", text=json.dumps(found))
     arguments = flags(file, tmp_path / "found.json", "--task", "retrieval", "--systems", "performer_favor", steps=150)
     assert long_range.main(arguments) == 0
     *others, row = json.loads((tmp_path / "found.json").read_text())["rows"]

@@ -31,6 +31,13 @@ def test_missing_pytorch_is_one_line(monkeypatch):
         peers.main([])
 
 
+@pytest.mark.parametrize("more", [["--tasks", "mlm"], ["--attention", "flash"], ["--compile", "whole"]])
+def test_options_of_the_transformer_do_not_go_with_another_model(monkeypatch, more):
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: name)  # as where PyTorch is installed
+    with pytest.raises(ValueError, match=f"^{more[0]} does not go with --model gla$"):
+        peers.main(["--model", "gla", *more])
+
+
 def test_it_imports_nothing_of_ours_but_the_benchmarks():
     code = (
         "import sys, benchmarks.peers\n"

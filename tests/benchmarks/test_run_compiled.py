@@ -48,6 +48,13 @@ def test_decoding_is_timed_after_short_and_long_texts_where_the_state_is_constan
 
 
 @pytest.mark.slow
+def test_decoding_is_timed_where_the_state_counts_too(tmp_path):
+    mixer = "{type: mixed_chunk, chunk_size: 8, key_dim: 8, overlapping: true}"
+    _, (_, *found) = timed(tmp_path / "flash", "flash", mixer)
+    assert [row["context"] for row in found] == [1024, 65_536] and all(row["ms_per_token"] > 0 for row in found)
+
+
+@pytest.mark.slow
 def test_decoding_is_timed_at_the_end_of_its_capacity_where_the_state_grows(tmp_path):
     printed, (_, row) = timed(tmp_path / "transformer", "transformer_plus_plus", "{type: self_attention, heads: 2}")
     assert (row["context"], row["batch"]) == (N - 64, ROWS)

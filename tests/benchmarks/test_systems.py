@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks import systems
+from benchmarks import backends, systems
 
 
 def row(name, ms, state):
@@ -28,7 +28,7 @@ def test_the_table_has_the_best_of_the_learning_rates_and_the_best_model_first()
 def test_a_system_that_is_not_there_yet_is_measured_and_one_that_is_stays(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(systems, "LENGTHS", (64, 128))  # seconds rather than minutes
     file, before = tmp_path / "found.json", {**row("wikitext2_lm/flash", {"64": 7.0, "128": 8.0}, None), "tokens": 256}
-    file.write_text(json.dumps({"rows": [before]}))
+    file.write_text(json.dumps({"device": backends.device_name(), "rows": [before]}))
     only = ["--only", "wikitext2_lm/flash", "wikitext2_lm/cosformer", "--steps", "2", "--tokens", "256"]
     assert systems.main([*only, "--json", str(file), "--commit", "here"]) == 0
     kept, new = json.loads(file.read_text())["rows"]
@@ -40,6 +40,7 @@ def test_a_system_that_is_not_there_yet_is_measured_and_one_that_is_stays(tmp_pa
 
 
 def test_rows_of_another_size_are_not_mixed(tmp_path):
-    (tmp_path / "found.json").write_text(json.dumps({"rows": [row("wikitext2_lm/flash", {"512": 7, "4096": 8}, 1)]}))
+    found = {"device": backends.device_name(), "rows": [row("wikitext2_lm/flash", {"512": 7, "4096": 8}, 1)]}
+    (tmp_path / "found.json").write_text(json.dumps(found))
     with pytest.raises(ValueError, match="has rows of 4,096 tokens a step, --tokens is 8,192"):
         systems.main(["--tokens", "8192", "--json", str(tmp_path / "found.json")])

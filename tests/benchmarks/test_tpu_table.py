@@ -32,6 +32,20 @@ def test_small_configs_of_each_model_compile_for_a_v4_chip_and_rows_at_hand_are_
     assert [line.split(" | ")[0] for line in table[-5:-2]] == [f"| {name}" for name in SMALL]
 
 
+def test_rows_of_another_topology_or_size_are_not_mixed_and_a_config_needs_lengths(tmp_path):
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps({"device": "v4:2x2x1", "rows": [row("mlm_c4/flash", 512, 50.0, 51.2, sequences=8)]}))
+    same = ["--configs", "mlm_c4/flash", "--lengths", "512", "--json", str(path)]
+    for options, said in [
+        (["--topology", "v5e:1x1"], "has rows of v4:2x2x1, this would add some of v5e:1x1"),
+        (["--topology", "v4:2x2x1", "--tokens", "8192"], "has rows of 4,096 tokens, --tokens is 8,192"),
+    ]:
+        with pytest.raises(ValueError, match=said):
+            tpu_table.main([*same, *options])
+    with pytest.raises(ValueError, match="the paper has no context lengths of mlm_c4/flsh: give --lengths"):
+        tpu_table.main(["--configs", "mlm_c4/flsh"])
+
+
 def test_estimates_stand_beside_the_papers_times_and_ratios():
     rows = [row("mlm_c4/flash", 512, 50.0, 51.2), row("mlm_c4/transformer_plus_plus", 512, 80.0, 47.6)]
     table = tpu_table.as_text(rows).splitlines()

@@ -32,11 +32,11 @@ def data(tmp_path_factory):
 
 def test_the_file_has_each_documents_tokens_and_an_eos_and_the_terminal_what_was_done(data):
     folder, tokenizer = data
-    command = [sys.executable, "-m", "benchmarks.write_tokens", f"{folder}/mine.yaml", "train", f"{folder}/tokens"]
+    command = [sys.executable, "-m", "benchmarks.write_tokens", f"{folder}/mine.yaml", "train", f"{folder}/new/tokens"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     want = np.concatenate([[*ids, tokenizer.eos_id] for ids in tokenizer.encode(DOCUMENTS)])
-    np.testing.assert_array_equal(np.load(folder / "tokens"), want)
-    assert (done.returncode, done.stdout) == (0, f"{folder}/tokens: {len(want):,} tokens of uint16\n")
+    np.testing.assert_array_equal(np.load(folder / "new/tokens"), want)
+    assert (done.returncode, done.stdout) == (0, f"{folder}/new/tokens: {len(want):,} tokens of uint16\n")
     said = [f"tokenising the train split of {folder}/mine.yaml", "tokenised 1 of 1 train shards"]
     assert done.stderr.splitlines() == said
 

@@ -69,6 +69,7 @@ def test_bad_input_is_one_line_and_status_1(tmp_path):
         (["--topology", "v9:1x1"], "flash-tf: there is no TPU topology 'v9:1x1'"),
         ([*out, "--check-tokens", "48"], "flash-tf: --check-tokens must be a multiple of data.sequence_length (32)"),
         (["--topology", "v5e:1x1", "--decode-batch", 2], "flash-tf: --decode-batch needs --out"),
+        (["--topology", "v5e:1x1", "--check-tokens", 64], "flash-tf: --check-tokens needs --out"),
         ([*out, "--decode-batch", 0], "flash-tf: --decode-batch must be positive, got 0"),
         (
             [*out, "--decode-batch", 2, *masked],

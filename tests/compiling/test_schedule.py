@@ -73,6 +73,23 @@ ENTRY %main (x: f32[1000,128], i: s32[]) -> f32[1000,128] {
 }
 """
 
+SORTED = """HloModule sorted
+
+%less (a: f32[], b: f32[], c: s32[], d: s32[]) -> pred[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  %c = s32[] parameter(2)
+  %d = s32[] parameter(3)
+  ROOT %less.1 = pred[] compare(%a, %b), direction=LT
+}
+
+ENTRY %main (x: f32[1000], y: s32[1000]) -> (f32[1000], s32[1000]) {
+  %x = f32[1000]{0} parameter(0)
+  %y = s32[1000]{0} parameter(1)
+  ROOT %both = (f32[1000]{0}, s32[1000]{0}) sort(%x, %y), dimensions={0}, to_apply=%less
+}
+"""
+
 # A product of a batch of 16, as XLA writes it for a TPU; and one that contracts the batch too.
 BATCHED = """HloModule batched
 
@@ -107,6 +124,11 @@ def test_of_an_array_that_is_sliced_or_updated_in_place_only_that_part_moves():
     module, _, steps = read(PLACES)
     index, row = 4, 128 * 4
     assert tpu_memory.hbm_traffic(module, steps) == (row + index + row) + row + (index + row)
+
+
+def test_every_result_of_an_instruction_moves():
+    module, _, steps = read(SORTED)
+    assert tpu_memory.hbm_traffic(module, steps) == 4 * 1000 * 4
 
 
 def test_products_of_a_batch_are_counted_one_by_one():
