@@ -151,12 +151,17 @@ def _gradient_error(config, model):
         right = gradients(modelling.make_model(in_float32))
     pairs = zip(model.trainable_variables, gradients(model), right, strict=True)
     errors = {v.path: _relative(found, wanted) for v, found, wanted in pairs if len(v.shape) > 1}
-    name = max(errors, key=lambda name: math.inf if math.isnan(errors[name]) else errors[name])
+    name = worst(errors)
     if not errors[name] < GRADIENT_ERROR:  # so written, one that is no number fails too
         raise GradientError(
             f"the gradient of {name} differs from float32's by {errors[name]:.2g}, more than {GRADIENT_ERROR}"
         )
     return errors[name]
+
+
+def worst(errors: dict[str, float]) -> str:
+    """The name of the largest error; of one that is no number, where there is one."""
+    return max(errors, key=lambda name: math.inf if math.isnan(errors[name]) else errors[name])
 
 
 def _relative(found, right):

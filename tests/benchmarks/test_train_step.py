@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import train_step
+from benchmarks import keras_step, train_step
 from flash_tf import config
 from flash_tf.compiling import artifact, programs
 from flash_tf.training import modelling
@@ -112,6 +112,11 @@ def test_a_step_is_timed_in_keras_on_jax_without_tensorflow_if_its_gradients_are
     same = {"model": "transformer_plus_plus", "task": "mlm", "framework": "Keras on JAX", "predicted": 2}
     assert same.items() <= row.items()
     assert ("median_ms" in row, row.get("wrong", False)) == (status == 0, status == 1)
+
+
+def test_a_gradient_that_is_no_number_is_the_worst_wherever_it_stands():
+    assert keras_step.worst({"a": 0.01, "b": float("nan"), "c": 0.02}) == "b"
+    assert keras_step.worst({"a": 0.01, "b": 0.02}) == "b"
 
 
 def test_bad_input_is_named_before_anything_is_timed(tmp_path):
