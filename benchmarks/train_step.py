@@ -158,10 +158,8 @@ def _tensorflow_row(name, config, ids, args):
 
     row = _in_keras_row(name, config, "TensorFlow", "TensorFlow")
     gpus = tf.config.list_physical_devices("GPU")
-    if gpus:
-        tf.config.experimental.reset_memory_stats(
-            "GPU:0"
-        )  # what did not fit before must not count into this one's peak
+    if gpus:  # a step that did not fit must not count into the next one's peak
+        tf.config.experimental.reset_memory_stats("GPU:0")
     try:
         experiment = programs.Experiment(config, ids)
         timed = timing.time_steps(experiment, args.steps)
