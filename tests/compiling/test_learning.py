@@ -88,6 +88,7 @@ def test_of_runs_as_long_the_best_is_drawn_and_any_model_has_a_line(tmp_path):
         "evaluations": [{"step": 1, "loss": loss}],
     }  # fmt: skip
     found = [row("wikitext2_lm-gla_both", 2.0), row("wikitext2_lm-gla_both", 1.0), row("wikitext2_lm-flash", 3.0)]
+    found += [{"artifact": "lm_gla", "passes": 1, "error": "the loss is not a number"}]
     for rows in (found, []):
         (tmp_path / "found.json").write_text(json.dumps({"benchmark": "learning", "rows": rows}))
         runs = plot_curves.of_learning(str(tmp_path / "found.json"))
