@@ -80,12 +80,14 @@ def _with_gradient(q, k, v, *mask):
     Derived by the framework they would keep the weights in float32, and read them once more to sum each row.
     """
     scores = accumulate.einsum("bihs,bjhs->bhij", q, k)
-    weights = ops.cast(ops.reshape(_softmax(scores, *mask), ops.shape(scores)), v.dtype)
-    out = ops.einsum("bhij,bjhe->bihe", weights, v)
+    weights, total = (_exponentials if accelerator.on_tpu() else _softmax)(scores, *mask)
+    weights = ops.cast(ops.reshape(weights, ops.shape(scores)), v.dtype)
+    wide = lambda x: ops.cast(x, scores.dtype)  # noqa: E731
+    divided = lambda x: ops.cast(wide(x) / total, x.dtype)  # noqa: E731
+    out = divided(ops.einsum("bhij,bjhe->bihe", weights, v))
 
     def gradient(*arguments, upstream=None):  # Keras passes it by name on JAX, TensorFlow by place
-        dout = arguments[0] if upstream is None else upstream
-        wide = lambda x: ops.cast(x, scores.dtype)  # noqa: E731
+        dout = divided(arguments[0] if upstream is None else upstream)
         own = ops.transpose(ops.sum(wide(dout) * wide(out), axis=-1), (0, 2, 1))[..., None]  # [b, h, i, 1]
         dweights = ops.einsum("bihe,bjhe->bhij", dout, v)
         dscores = ops.cast(wide(weights) * (wide(dweights) - own), q.dtype)
@@ -96,8 +98,22 @@ def _with_gradient(q, k, v, *mask):
     return out, gradient
 
 
+def _exponentials(scores, mask=None):
+    """Weights `[b, h, i, j]` before they are divided by their sums, and these, `[b, i, h, 1]`; 0 where the mask is.
+
+    A TPU takes maximum, exponential and sum in one pass over the scores, and divides behind the product with the
+    values; a division of the weights is another pass over all pairs.
+    """
+    seen = None if mask is None else mask > 0
+    scores = scores if seen is None else ops.where(seen, scores, ops.cast(-1e30, scores.dtype))
+    weights = ops.exp(scores - ops.max(scores, axis=-1, keepdims=True))
+    weights = weights if seen is None else keep(weights, seen)
+    total = ops.transpose(ops.sum(weights, axis=-1), (0, 2, 1))[..., None]
+    return weights, ops.where(total > 0, total, ops.ones_like(total))
+
+
 def _softmax(scores, mask=None):
-    """Of all heads' rows in one axis, `[b h, i, j]`, and 0 where the mask is.
+    """The same divided: of all heads' rows in one axis, `[b h, i, j]`, and 1.
 
     Of `[b, h, i, j]` XLA takes the rows of 32 texts at once on a GPU, at a third of the memory's speed; and it keeps
     float32 scores, to compute the softmax again in the backward pass.
@@ -105,9 +121,9 @@ def _softmax(scores, mask=None):
     b, h, *pairs_shape = ops.shape(scores)
     rows = lambda x: ops.reshape(x, (b * h, *pairs_shape))  # noqa: E731
     if mask is None:
-        return ops.softmax(rows(scores), axis=-1)
+        return ops.softmax(rows(scores), axis=-1), 1
     seen = mask > 0 if len(mask.shape) == 2 else rows(ops.broadcast_to(mask > 0, ops.shape(scores)))
-    return keep(ops.softmax(ops.where(seen, rows(scores), ops.cast(-1e30, scores.dtype)), axis=-1), seen)
+    return keep(ops.softmax(ops.where(seen, rows(scores), ops.cast(-1e30, scores.dtype)), axis=-1), seen), 1
 
 
 def softmax_attention_reference(q, k, v, *, causal=False, padding_mask=None, segment_ids=None):
