@@ -62,6 +62,8 @@ class _Learner:
             raise ValueError(f"a pass needs two steps, {needed:,} tokens; {args.tokens} has {tokens:,}")
         self._about = {name: fingerprint(x) for name, x in splits.items()}
         self._streams = {name: Stream(x, artifact, keep_partial=name != "tokens") for name, x in splits.items()}
+        for rate in args.learning_rates:  # what cannot begin says so before minutes of compiling
+            self._open(rate, 1)
         progress.line(f"compiling {path} for {device.device_kind}")
         with memory_errors(device, path):
             prove(path, artifact, device, options)
@@ -72,14 +74,11 @@ class _Learner:
     def train(self, rate: float, passes: int) -> dict:
         """One run; returns its record, or where the loss became no number what the run said."""
         from benchmarks.compiled_program import memory_errors
-        from benchmarks.compiled_run import LOSSES, RunFolder, Schedule
+        from benchmarks.compiled_run import LOSSES
         from benchmarks.compiled_training import DivergenceError, Plan, Training
 
-        steps = passes * self._steps_per_pass
-        overrides = [f"optimizer.learning_rate={rate}", f"train.steps={steps}"]
-        out = f"{self._args.out}/{self.name}-{rate:g}-{passes}"
-        rates = Schedule(self._artifact, overrides)
-        folder = RunFolder(out, self._path, rates, self._about)
+        rates, folder = self._open(rate, passes)
+        out, steps = folder.path, rates.steps
         self._progress.line(f"{out}: {steps:,} steps at a learning rate of {rate:g}")
         training = Training(
             self._artifact, self._step, self._forward, device=self._device, rates=rates, folder=folder,
@@ -94,6 +93,13 @@ class _Learner:
             self._progress.line(f"{out}: {error}")
             return {**row, "error": str(error)}
         return row | self._record(folder.path, LOSSES)
+
+    def _open(self, rate, passes):
+        from benchmarks.compiled_run import RunFolder, Schedule
+
+        overrides = [f"optimizer.learning_rate={rate}", f"train.steps={passes * self._steps_per_pass}"]
+        rates = Schedule(self._artifact, overrides)
+        return rates, RunFolder(f"{self._args.out}/{self.name}-{rate:g}-{passes}", self._path, rates, self._about)
 
     def _record(self, path, losses):
         from benchmarks.compiled_run import EVALUATIONS

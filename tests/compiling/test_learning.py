@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -72,6 +73,18 @@ def test_other_tokens_are_another_run_and_a_pass_has_two_steps(learned, tmp_path
         files = ["--tokens", tokens, "--validation", validation]
         status, _, err = exports.run(learned / "lm_flash", *files, *options, module="benchmarks.learning")
         assert status == 1 and said in err.splitlines()[-1]
+
+
+def test_what_cannot_begin_says_so_before_it_is_compiled(learned, tmp_path):
+    shutil.copytree(learned / "lm_flash", tmp_path / "lm_flash", ignore=shutil.ignore_patterns("config.yaml"))
+    files = ["--tokens", learned / "train.npy", "--validation", learned / "validation.npy"]
+    status, _, err = exports.run(
+        tmp_path / "lm_flash", *files, "--out", tmp_path / "runs", module="benchmarks.learning"
+    )
+    assert status == 1 and err.splitlines()[-1].endswith(
+        "No such file or directory: " + str(tmp_path / "lm_flash/config.yaml")
+    )
+    assert "compiling" not in err
 
 
 def test_the_longest_runs_are_drawn(learned):
