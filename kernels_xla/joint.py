@@ -6,6 +6,7 @@ Source: Ren et al., "Combiner: Full Attention Transformer with Sparse Computatio
 from keras import ops
 
 from kernels_xla import accumulate
+from kernels_xla.accelerator import on_tpu
 from kernels_xla.masks import keep
 from kernels_xla.spec import Tensor
 
@@ -30,20 +31,75 @@ def joint_attention(
       `[b, g, i, h, e]`, in the dtype of `v`; 0 for a query that sees nothing.
 
     Precision:
-      Scores and softmax in float32; products are in the dtype of the inputs.
+      Scores and softmax in float32; the weights, and the gradients of the scores, enter their products in the dtype of
+      the inputs.
     """
-    column = "i" if len(far_k.shape) == 5 else ""
     q = q * ops.cast(q.shape[-1] ** -0.5, q.dtype)
-    near = accumulate.einsum("bgihs,bgjhs->bghij", q, k)
-    far = accumulate.einsum(f"bgihs,bm{column}hs->bghim", q, far_k)
-    seen = seen if len(seen.shape) == 2 else ops.expand_dims(seen, 2)
-    far_seen = ops.expand_dims(far_seen, 2)
-    masked = [ops.where(seen, near, LOW), ops.where(far_seen, far, LOW)]
-    weights, c = ops.softmax(ops.concatenate(masked, axis=-1), axis=-1), k.shape[2]
-    near = ops.cast(keep(weights[..., :c], seen), v.dtype)
-    far = ops.cast(keep(weights[..., c:], far_seen), v.dtype)
-    out = ops.einsum("bghij,bgjhe->bgihe", near, v)
-    return out + ops.einsum(f"bghim,bm{column}he->bgihe", far, far_v)
+    seen = seen if len(seen.shape) == 2 else ops.expand_dims(seen, 2)  # of [b, g, h, i, j]
+    far_seen = ops.expand_dims(ops.swapaxes(far_seen, -1, -2), 2)  # of [b, g, h, m, i]
+    # JAX takes masks as arguments alone, and only numbers as arguments.
+    masks = (ops.cast(mask, "float32") for mask in (seen, far_seen))
+    return ops.custom_gradient(_with_gradient)(q, k, v, far_k, far_v, *masks)
+
+
+def _with_gradient(q, k, v, far_k, far_v, *masks):
+    """The output, and its gradients by hand, as in `softmax`: no axis holds both kinds of keys.
+
+    Derived by the framework the weights of both would be put together and cut apart again, a pass over all each time.
+    """
+    summary = "bmihs" if len(far_k.shape) == 5 else "bmhs"  # of keys; of values with e for s
+    value = summary.replace("s", "e")
+    near, far = accumulate.einsum("bgihs,bgjhs->bghij", q, k), _scores(f"bgihs,{summary}->bghmi", q, far_k)
+    seen, far_seen = (mask > 0 for mask in masks)
+    near, far = ops.where(seen, near, LOW), ops.where(far_seen, far, LOW)
+    largest = ops.maximum(ops.max(near, axis=-1), ops.max(far, axis=-2))  # [b, g, h, i]
+    near = keep(ops.exp(near - largest[..., None]), seen)
+    far = keep(ops.exp(far - largest[:, :, :, None]), far_seen)
+    by_token = lambda x: ops.transpose(x, (0, 1, 3, 2))[..., None]  # noqa: E731  [b, g, h, i] -> [b, g, i, h, 1]
+    total = by_token(ops.sum(near, axis=-1) + ops.sum(far, axis=-2))
+    total = ops.where(total > 0, total, ops.ones_like(total))
+    wide = lambda x: ops.cast(x, total.dtype)  # noqa: E731
+    divided = lambda x: ops.cast(wide(x) / total, x.dtype)  # noqa: E731
+    near, far = ops.cast(near, v.dtype), ops.cast(far, v.dtype)
+    out = divided(ops.einsum("bghij,bgjhe->bgihe", near, v) + _product(f"bghmi,{value}->bgihe", far, far_v))
+
+    def gradient(*arguments, upstream=None):  # Keras passes it by name on JAX, TensorFlow by place
+        dout = divided(arguments[0] if upstream is None else upstream)
+        own = ops.transpose(ops.sum(wide(dout) * wide(out), axis=-1), (0, 1, 3, 2))  # [b, g, h, i]
+        dnear = wide(ops.einsum("bgihe,bgjhe->bghij", dout, v)) - own[..., None]
+        dfar = wide(_product(f"bgihe,{value}->bghmi", dout, far_v)) - own[:, :, :, None]
+        dnear, dfar = ops.cast(wide(near) * dnear, q.dtype), ops.cast(wide(far) * dfar, q.dtype)
+        dq = ops.einsum("bghij,bgjhs->bgihs", dnear, k) + _product(f"bghmi,{summary}->bgihs", dfar, far_k)
+        dk, dv = ops.einsum("bghij,bgihs->bgjhs", dnear, q), ops.einsum("bghij,bgihe->bgjhe", near, dout)
+        dfar_k = _product(f"bghmi,bgihs->{summary}", dfar, q)
+        dfar_v = _product(f"bghmi,bgihe->{value}", far, dout)
+        return dq, dk, dv, dfar_k, dfar_v, *map(ops.zeros_like, masks)
+
+    return out, gradient
+
+
+def _scores(equation, x, y):
+    return _elementwise(equation, x, y) if _tiny(equation) else accumulate.einsum(equation, x, y)
+
+
+def _product(equation, x, y):
+    return ops.cast(_elementwise(equation, x, y), x.dtype) if _tiny(equation) else ops.einsum(equation, x, y)
+
+
+def _tiny(equation):
+    """Whether a product is of `[g, m]` matrices, one a column and head, which a TPU would pad to many times as much."""
+    return on_tpu() and equation.count("i") == 3
+
+
+def _elementwise(equation, x, y):
+    """An einsum without a matrix product, in `sum_dtype`: XLA fuses the products into their sum."""
+    (*inputs, out), dtype = equation.replace("->", ",").split(","), accumulate.sum_dtype(x)
+    axes = out + "".join(axis for axis in inputs[0] if axis not in out)
+    for n, (names, tensor) in enumerate(zip(inputs, (x, y), strict=True)):
+        ordered = ops.transpose(ops.cast(tensor, dtype), [names.index(axis) for axis in axes if axis in names])
+        missing = [at for at, axis in enumerate(axes) if axis not in names]
+        inputs[n] = ops.expand_dims(ordered, missing)
+    return ops.sum(inputs[0] * inputs[1], axis=tuple(range(len(out), len(axes))))
 
 
 def joint_attention_reference(q, k, v, far_k, far_v, seen, far_seen):
