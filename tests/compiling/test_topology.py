@@ -4,6 +4,10 @@ import dataclasses
 import functools
 import json
 import os
+import select
+import subprocess
+import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -203,3 +207,21 @@ def test_settings_of_the_hosts_own_devices_do_not_reach_the_compiler(monkeypatch
     }.items():
         monkeypatch.setenv(name, value)
     assert topology.compile_for(serialized, "v4:2x2x1") == report(layer, SQUARE, SQUARE)
+
+
+def test_the_compiler_ends_with_the_process_that_waits_for_it(tmp_path):
+    os.mkfifo(tmp_path / "step.hlo.pb")  # so that it reads for as long as this test does not write
+    program = "import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1:]])"
+    worker = ["-m", "flash_tf.compiling.tpu_worker", tmp_path]
+    with subprocess.Popen([sys.executable, "-c", program, *worker]) as waiting:
+        for _ in range(600):
+            try:
+                end = os.open(tmp_path / "step.hlo.pb", os.O_WRONLY | os.O_NONBLOCK)
+                break
+            except OSError:  # nobody reads yet
+                time.sleep(0.1)
+        waiting.kill()
+    reader = select.poll()
+    reader.register(end, 0)
+    assert reader.poll(60_000) == [(end, select.POLLERR)]  # nobody reads any longer
+    os.close(end)
