@@ -132,11 +132,13 @@ class RunFolder:
     def _claim(self, about):
         self.path.mkdir(parents=True, exist_ok=True)
         run = self.path / RUN
-        if run.exists():
+        losses = self.path / LOSSES
+        begun = (self.path / STATE).exists() or (losses.exists() and losses.stat().st_size > 0)
+        if run.exists() and begun:
             there = json.loads(run.read_text())
             if changed := sorted(key for key in {*there, *about} if there.get(key) != about.get(key)):
                 raise ValueError(f"{self.path} holds a run of another {changed[0]}: use another --out")
-        elif any(self.path.iterdir()):
+        elif not run.exists() and any(self.path.iterdir()):
             raise ValueError(f"{self.path} holds something else: --out needs a new folder, or one with a run to go on")
         _replace(run, json.dumps(about, indent=1) + "\n")
 

@@ -71,13 +71,14 @@ def _measure(name, n, rows, topology):
 
 
 def _trace(name, n, rows):
+    from flash_tf.compiling.tpu_worker import end_with_parent
+
+    end_with_parent()
     from flash_tf import config
     from flash_tf.compiling import artifact
     from flash_tf.compiling.programs import Experiment
-    from flash_tf.compiling.tpu_worker import end_with_parent
     from kernels_xla.accelerator import tracing_for
 
-    end_with_parent()
     overrides = [f"data.sequence_length={n}", f"train.tokens_per_step={n * rows}"]
     experiment = Experiment(*artifact.prepare(config.load(name, overrides)))
     with tracing_for("tpu"):

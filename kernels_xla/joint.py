@@ -3,6 +3,8 @@
 Source: Ren et al., "Combiner: Full Attention Transformer with Sparse Computation Cost", arXiv:2107.05768.
 """
 
+import functools
+
 from keras import ops
 
 from kernels_xla import accumulate
@@ -11,6 +13,7 @@ from kernels_xla.masks import keep
 from kernels_xla.spec import Tensor
 
 LOW = -1e30  # below every score, and what exp makes 0 of
+TINY = 4  # chunks; from 8 on products are the faster on a TPU
 
 
 def joint_attention(
@@ -47,48 +50,49 @@ def _with_gradient(q, k, v, far_k, far_v, *masks):
 
     Derived by the framework the weights of both would be put together and cut apart again, a pass over all each time.
     """
-    summary = "bmihs" if len(far_k.shape) == 5 else "bmhs"  # of keys; of values with e for s
+    columns = len(far_k.shape) == 5
+    summary = "bmihs" if columns else "bmhs"  # of keys; of values with e for s
     value = summary.replace("s", "e")
-    near, far = accumulate.einsum("bgihs,bgjhs->bghij", q, k), _scores(f"bgihs,{summary}->bghmi", q, far_k)
+    tiny = columns and _is_tiny(far_k.shape[1])
+    scores, product = (_elementwise, _rounded) if tiny else (accumulate.einsum, ops.einsum)
+    by_query = lambda x: ops.expand_dims(ops.transpose(x, (0, 1, 3, 2)), -1)  # noqa: E731  [b, g, h, i] -> [b, g, i, h, 1]
+    to_near, to_far = (functools.partial(ops.expand_dims, axis=axis) for axis in (-1, -2))
+
+    near, far = accumulate.einsum("bgihs,bgjhs->bghij", q, k), scores(f"bgihs,{summary}->bghmi", q, far_k)
     seen, far_seen = (mask > 0 for mask in masks)
     near, far = ops.where(seen, near, LOW), ops.where(far_seen, far, LOW)
-    largest = ops.maximum(ops.max(near, axis=-1), ops.max(far, axis=-2))  # [b, g, h, i]
-    near = keep(ops.exp(near - largest[..., None]), seen)
-    far = keep(ops.exp(far - largest[:, :, :, None]), far_seen)
-    by_token = lambda x: ops.transpose(x, (0, 1, 3, 2))[..., None]  # noqa: E731  [b, g, h, i] -> [b, g, i, h, 1]
-    total = by_token(ops.sum(near, axis=-1) + ops.sum(far, axis=-2))
+    largest = ops.maximum(ops.max(near, axis=-1, initial=LOW), ops.max(far, axis=-2, initial=LOW))  # [b, g, h, i]
+    near = keep(ops.exp(near - to_near(largest)), seen)
+    far = keep(ops.exp(far - to_far(largest)), far_seen)
+    total = ops.sum(near, axis=-1) + ops.sum(far, axis=-2)
     total = ops.where(total > 0, total, ops.ones_like(total))
+    if not on_tpu():  # which divides behind the products, see `softmax`: float16 has no room for sums before that
+        near, far, total = near / to_near(total), far / to_far(total), ops.ones_like(total)
     wide = lambda x: ops.cast(x, total.dtype)  # noqa: E731
-    divided = lambda x: ops.cast(wide(x) / total, x.dtype)  # noqa: E731
+    divided = lambda x: ops.cast(wide(x) / by_query(total), x.dtype)  # noqa: E731
     near, far = ops.cast(near, v.dtype), ops.cast(far, v.dtype)
-    out = divided(ops.einsum("bghij,bgjhe->bgihe", near, v) + _product(f"bghmi,{value}->bgihe", far, far_v))
+    out = divided(ops.einsum("bghij,bgjhe->bgihe", near, v) + product(f"bghmi,{value}->bgihe", far, far_v))
 
     def gradient(*arguments, upstream=None):  # Keras passes it by name on JAX, TensorFlow by place
         dout = divided(arguments[0] if upstream is None else upstream)
-        own = ops.transpose(ops.sum(wide(dout) * wide(out), axis=-1), (0, 1, 3, 2))  # [b, g, h, i]
-        dnear = wide(ops.einsum("bgihe,bgjhe->bghij", dout, v)) - own[..., None]
-        dfar = wide(_product(f"bgihe,{value}->bghmi", dout, far_v)) - own[:, :, :, None]
-        dnear, dfar = ops.cast(wide(near) * dnear, q.dtype), ops.cast(wide(far) * dfar, q.dtype)
-        dq = ops.einsum("bghij,bgjhs->bgihs", dnear, k) + _product(f"bghmi,{summary}->bgihs", dfar, far_k)
+        dnear = keep(wide(ops.einsum("bgihe,bgjhe->bghij", dout, v)), seen)
+        dfar = keep(wide(product(f"bgihe,{value}->bghmi", dout, far_v)), far_seen)
+        # Of the same rounded numbers as what it is taken from: gradients of a query's scores have no common part.
+        own = (ops.sum(wide(near) * dnear, axis=-1) + ops.sum(wide(far) * dfar, axis=-2)) / total
+        dnear = ops.cast(wide(near) * (dnear - to_near(own)), q.dtype)
+        dfar = ops.cast(wide(far) * (dfar - to_far(own)), q.dtype)
+        dq = ops.einsum("bghij,bgjhs->bgihs", dnear, k) + product(f"bghmi,{summary}->bgihs", dfar, far_k)
         dk, dv = ops.einsum("bghij,bgihs->bgjhs", dnear, q), ops.einsum("bghij,bgihe->bgjhe", near, dout)
-        dfar_k = _product(f"bghmi,bgihs->{summary}", dfar, q)
-        dfar_v = _product(f"bghmi,bgihe->{value}", far, dout)
+        dfar_k = product(f"bghmi,bgihs->{summary}", dfar, q)
+        dfar_v = product(f"bghmi,bgihe->{value}", far, dout)
         return dq, dk, dv, dfar_k, dfar_v, *map(ops.zeros_like, masks)
 
     return out, gradient
 
 
-def _scores(equation, x, y):
-    return _elementwise(equation, x, y) if _tiny(equation) else accumulate.einsum(equation, x, y)
-
-
-def _product(equation, x, y):
-    return ops.cast(_elementwise(equation, x, y), x.dtype) if _tiny(equation) else ops.einsum(equation, x, y)
-
-
-def _tiny(equation):
-    """Whether a product is of `[g, m]` matrices, one a column and head, which a TPU would pad to many times as much."""
-    return on_tpu() and equation.count("i") == 3
+def _is_tiny(summaries):
+    """Whether products of `[g, m]` matrices, one a column and head, would be nothing but padding on a TPU."""
+    return on_tpu() and summaries is not None and summaries <= TINY
 
 
 def _elementwise(equation, x, y):
@@ -100,6 +104,10 @@ def _elementwise(equation, x, y):
         missing = [at for at, axis in enumerate(axes) if axis not in names]
         inputs[n] = ops.expand_dims(ordered, missing)
     return ops.sum(inputs[0] * inputs[1], axis=tuple(range(len(out), len(axes))))
+
+
+def _rounded(equation, x, y):
+    return ops.cast(_elementwise(equation, x, y), x.dtype)
 
 
 def joint_attention_reference(q, k, v, far_k, far_v, seen, far_seen):

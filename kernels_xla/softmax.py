@@ -106,9 +106,9 @@ def _exponentials(scores, mask=None):
     """
     seen = None if mask is None else mask > 0
     scores = scores if seen is None else ops.where(seen, scores, ops.cast(-1e30, scores.dtype))
-    weights = ops.exp(scores - ops.max(scores, axis=-1, keepdims=True))
+    weights = ops.exp(scores - ops.max(scores, axis=-1, keepdims=True, initial=-1e30))
     weights = weights if seen is None else keep(weights, seen)
-    total = ops.transpose(ops.sum(weights, axis=-1), (0, 2, 1))[..., None]
+    total = ops.expand_dims(ops.transpose(ops.sum(weights, axis=-1), (0, 2, 1)), -1)
     return weights, ops.where(total > 0, total, ops.ones_like(total))
 
 

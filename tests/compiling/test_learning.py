@@ -86,6 +86,13 @@ def test_what_cannot_begin_says_so_before_it_is_compiled(learned, tmp_path):
     )
     assert "compiling" not in err
 
+    # Nothing was run in its folder, which any other run may have.
+    shutil.copy(learned / "lm_flash/config.yaml", tmp_path / "lm_flash")
+    (tmp_path / "lm_flash/manifest.json").write_text((learned / "lm_flash/manifest.json").read_text() + "\n")
+    options = ["--learning-rates", 1e-3, "--passes", 1, "--out", tmp_path / "runs"]
+    status, _, err = exports.run(tmp_path / "lm_flash", *files, *options, module="benchmarks.learning")
+    assert status == 0, err
+
 
 def test_the_longest_runs_are_drawn(learned):
     (axes, *_) = plots.draw([str(learned / "result.json")])["curves"].axes
