@@ -102,11 +102,11 @@ def _exponentials(scores, mask=None):
     """Weights `[b, h, i, j]` before they are divided by their sums, and these, `[b, i, h, 1]`; 0 where the mask is.
 
     A TPU takes maximum, exponential and sum in one pass over the scores, and divides behind the product with the
-    values; a division of the weights is another pass over all pairs.
+    values; a division of the weights is another pass over all pairs, and so is a maximum with an `initial` value.
     """
     seen = None if mask is None else mask > 0
     scores = scores if seen is None else ops.where(seen, scores, ops.cast(-1e30, scores.dtype))
-    weights = ops.exp(scores - ops.max(scores, axis=-1, keepdims=True, initial=-1e30))
+    weights = ops.exp(scores - ops.max(scores, axis=-1, keepdims=True))
     weights = weights if seen is None else keep(weights, seen)
     total = ops.expand_dims(ops.transpose(ops.sum(weights, axis=-1), (0, 2, 1)), -1)
     return weights, ops.where(total > 0, total, ops.ones_like(total))
