@@ -1,5 +1,7 @@
 """A layer is one function, whichever accelerator it is traced for."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from keras import ops
 from flash_tf.layers.scaled_sin import ScaledSinusoidalEmbedding
 from kernels_xla.accelerator import on_tpu, tracing_for
 from kernels_xla.rotary import SPEC, rotary, turns
+from kernels_xla.softmax import softmax_attention
 from tests.backends import differentiate, tensors, to_numpy, value_and_gradients
 from tests.contracts.test_mixers import FEEDFORWARDS, MIXERS, B, D, N, cases, packs
 from tests.numerics import FLOAT32, inputs, masks, relative_error
@@ -80,6 +83,18 @@ def test_a_tpu_gets_tables_as_wide_as_the_heads():
         assert [tuple(x.shape) for x in turns(positions, 8)] == [(1, 5, 8)] * 2
     with tracing_for("gpu"):
         assert [tuple(x.shape) for x in turns(positions, 8)] == [(1, 5, 4)] * 2
+
+
+@pytest.mark.one_backend
+def test_nothing_parts_a_tpus_largest_score_from_the_exponentials_that_it_fuses_with():
+    import tensorflow as tf
+
+    attention = tf.function(lambda *arrays: softmax_attention(*arrays), jit_compile=True, autograph=False)
+    with tracing_for("tpu"):
+        program = attention.experimental_get_compiler_ir(*[tf.TensorSpec((1, 64, 2, 8))] * 3)(stage="hlo")
+    entry = program[program.index("ENTRY") :]
+    passes = sorted(re.findall(r" (dot|reduce|maximum|exponential|divide)\(", entry))
+    assert passes == ["divide", "dot", "dot", "exponential", "reduce", "reduce"]  # of `maximum` libtpu makes one more
 
 
 def test_a_quantised_projection_stays_whole_on_a_tpu():
