@@ -11,7 +11,6 @@ import json
 import re
 import signal
 import sys
-import traceback
 
 from flash_tf.compiling import schedule, tpu_chips, tpu_memory, tpu_products
 from flash_tf.compiling.tpu_costs import LoopCosts
@@ -175,8 +174,4 @@ def _largest(folder):
 
 
 if __name__ == "__main__":
-    try:
-        main(*sys.argv[1:])
-    except Exception:
-        traceback.print_exc()  # its last line is what the user sees
-        sys.exit(1)
+    main(*sys.argv[1:])

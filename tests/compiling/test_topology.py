@@ -185,6 +185,7 @@ def test_recomputing_saves_a_tpus_memory():
         ("raise ImportError('no libtpu')", r"needs .* libtpu 0.0.51 .*\(no libtpu\): pip install 'flash-tf\[aot\]'"),
         ("__version__ = '0.0.10'", r"found jax .*, libtpu 0.0.10: pip install 'flash-tf\[aot\]'"),
         ("import os, sys; sys.stderr.write('out of luck\\n'); os._exit(3)", r"crashed \(exit status 3\): out of luck$"),
+        ("raise RuntimeError('out of order')", r"crashed \(exit status 1\): RuntimeError: out of order$"),
         (
             "import os; os.kill(os.getpid(), 9)",
             r"^the compiler was killed \(signal 9\), as it is where memory runs out",
