@@ -15,11 +15,12 @@ PYTEST_ON_JAX := KERAS_BACKEND=jax JAX_ENABLE_X64=1 XLA_FLAGS="--xla_cpu_use_fus
 	--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true" $(PYTEST) -m "not one_backend"
 SENTENCE := for i in <mask>(10):
 
-.PHONY: help quickstart test tpu-check clean
+.PHONY: help quickstart test docs tpu-check clean
 
 help:
 	@echo "make quickstart   install, train a small FLASH on this Python's standard library, evaluate it, fill a mask"
 	@echo "make test         install, then ruff, import-linter and pytest"
+	@echo "make docs         install, then build the documentation into site/; a warning is an error"
 	@echo "make tpu-check    install what a Cloud TPU VM runs into $(TPU_VENV), and try every config's step against a TPU's operators"
 	@echo "make clean        remove $(VENV) and $(TPU_VENV); runs/ stays"
 
@@ -44,6 +45,9 @@ test: $(VENV)/.installed-dev
 	@$(PYTEST) tests --ignore=tests/contracts
 	@$(PYTEST_ON_JAX) $(LARGEST)
 	@$(PYTEST_ON_JAX) $(ALSO_ON_JAX)
+
+docs: $(VENV)/.installed-dev
+	@$(BIN)/mkdocs build --strict
 
 tpu-check: $(TPU_VENV)/.installed
 	@sh scripts/tpu_check.sh $(TPU_VENV)

@@ -9,6 +9,7 @@ ABOUT = {}
 exec((HERE / "flash_tf" / "__init__.py").read_text(), ABOUT)
 
 AOT = ["jax>=0.10,<0.11", "libtpu>=0.0.51,<0.1"]  # compile exported steps for TPU on a CPU host, or run them on a GPU
+DOCS = ["mkdocs-material>=9.5,<10", "mkdocstrings[python]>=0.27"]
 NOTEBOOKS = ["nbclient>=0.10", "ipykernel>=6"]  # run them
 
 setup(
@@ -43,7 +44,8 @@ setup(
         "gpu": ["tensorflow[and-cuda]>=2.19,<2.21"],  # CUDA libraries as wheels
         "gcs": ["tensorflow-io-gcs-filesystem"],  # gs:// paths, optional in TensorFlow since 2.20
         "aot": AOT,
-        "dev": ["ruff>=0.14", "import-linter>=2", "pytest>=8", "pytest-xdist>=3", *AOT, *NOTEBOOKS],  # jax: 2nd backend
+        "docs": DOCS,
+        "dev": ["ruff>=0.14", "import-linter>=2", "pytest>=8", "pytest-xdist>=3", *AOT, *DOCS, *NOTEBOOKS],
     },
     classifiers=[
         "Programming Language :: Python :: 3",

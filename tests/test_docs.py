@@ -1,41 +1,53 @@
-"""The examples in the docstrings of layers and models."""
+"""README and docs/: their words, their links, and the site that is built from them."""
 
-import doctest
-import importlib
-import inspect
-import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
 
-import keras
 import pytest
 
 import flash_tf.layers
-import flash_tf.models
 
-MODULES = [
-    module.name
-    for package in (flash_tf.layers, flash_tf.models)
-    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
-]
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TEXTS = [*PAGES, *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md"))]
+SOURCES = []  # folders whose docstrings and comments are held to the same English
+TWISTED = re.compile(r"\b(?:that|those) of\b|\bof which\b", re.IGNORECASE)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+README_WORDS = 900
 
-
-def public_layers(module):
-    """The layers and models that a module defines and a user builds: those registered for saving."""
-    return [
-        cls
-        for _, cls in inspect.getmembers(module, inspect.isclass)
-        if cls.__module__ == module.__name__ and keras.saving.get_registered_name(cls).startswith("flash_tf>")
-    ]
+each_text = pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_the_examples_of_a_module_run_and_print_what_they_say(name):
-    module = importlib.import_module(name)
-    globs = {**vars(flash_tf.layers), **vars(module)}
-    result = doctest.testmod(module, globs=globs, optionflags=doctest.NORMALIZE_WHITESPACE)
-    assert result.failed == 0
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text("utf-8").split()) <= README_WORDS
 
 
-def test_every_public_layer_and_model_has_an_example():
-    classes = [cls for name in MODULES for cls in public_layers(importlib.import_module(name))]
-    assert len(classes) >= len(MODULES) // 2
-    assert [cls.__name__ for cls in classes if ">>> " not in cls.__doc__] == []
+def test_nothing_says_that_of_or_of_which():
+    found = []
+    for path in [*TEXTS, *(path for folder in SOURCES for path in sorted((ROOT / folder).rglob("*.py")))]:
+        text = path.read_text("utf-8")
+        for match in TWISTED.finditer(re.sub(r"\n[ \t]*(?:#[ \t]*)?", " ", text)):
+            found.append((str(path.relative_to(ROOT)), match.string[max(0, match.start() - 40) : match.end() + 20]))
+    assert found == []
+
+
+@each_text
+def test_every_link_to_a_file_finds_it(path):
+    links = [link.partition("#")[0] for link in LINK.findall(path.read_text("utf-8"))]
+    inside = [link for link in links if link and "://" not in link]
+    assert [link for link in inside if not (path.parent / link).exists()] == []
+
+
+def test_every_public_layer_is_on_the_page_of_the_api():
+    shown = re.findall(r"^::: flash_tf\.layers\.(\w+)$", (ROOT / "docs/api/layers.md").read_text("utf-8"), re.MULTILINE)
+    public = [name for name, value in vars(flash_tf.layers).items() if isinstance(value, type)]
+    assert sorted(shown) == sorted(public)
+
+
+@pytest.mark.full
+def test_the_site_builds_without_a_warning(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr

@@ -1,4 +1,4 @@
-"""The versions that run on a Cloud TPU VM: exact, what the README installs, and within setup.py's ranges."""
+"""The versions that run on a Cloud TPU VM: exact, what docs/tpu.md installs, and within setup.py's ranges."""
 
 import importlib.metadata
 import re
@@ -24,8 +24,8 @@ def versions():
 
 
 def section(title):
-    """A section of the README, without those below its level."""
-    return (ROOT / "README.md").read_text().split(f"\n### {title}\n")[1].split("\n#")[0]
+    """A section of the page on TPUs, without those below its level."""
+    return (ROOT / "docs" / "tpu.md").read_text().split(f"\n## {title}\n")[1].split("\n#")[0]
 
 
 def test_every_line_pins_one_package_to_one_version():
@@ -65,19 +65,19 @@ def test_numpy_protobuf_and_sentencepiece_are_old_enough_for_tensorflow_2_19():
     assert pinned["sentencepiece"] < Version("0.2.3")  # its generated code asks for protobuf 7
 
 
-def test_the_readme_installs_the_lock_and_nothing_beside_it():
-    installed = re.findall(r"^pip install (.+)$", section("On a Cloud TPU VM"), re.MULTILINE)
+def test_the_page_installs_the_lock_and_nothing_beside_it():
+    installed = re.findall(r"^\$ pip install (.+)$", section("On a Cloud TPU VM"), re.MULTILINE)
     assert installed == ["--no-deps -r requirements/tpu.txt", "--no-deps --no-build-isolation ."]
 
 
-def test_lock_readme_and_installer_name_the_same_python():
+def test_lock_page_and_installer_name_the_same_python():
     script = (ROOT / "scripts" / "install_tpu.sh").read_text()
     assert "Python 3.11)" in LOCK.read_text().splitlines()[0]
     assert "python3.11 -m venv" in section("On a Cloud TPU VM")
     assert "sys.version_info[:2] != (3, 11)" in script
 
 
-def test_the_installer_and_the_readme_install_alike():
+def test_the_installer_and_the_page_install_alike():
     script = (ROOT / "scripts" / "install_tpu.sh").read_text()
     assert "--no-deps --requirement requirements/tpu.txt" in script
     assert "--no-deps --no-build-isolation --editable ." in script

@@ -14,7 +14,7 @@ def uses_xla(config: Config, model: keras.Model) -> bool:
     """Whether XLA compiles forward and backward: as the configuration says, or where it was measured to be faster.
 
     That is on a GPU, and on a CPU for causal models, by 8 to 16 %; masked ones lose 3 to 16 % there
-    (`benchmarks/NOTES.md`). A TPU's strategy compiles the whole replica function anyway.
+    (`docs/performance.md`). A TPU's strategy compiles the whole replica function anyway.
     """
     if config.train.jit_compile != "auto":
         return config.train.jit_compile
