@@ -20,7 +20,7 @@ from benchmarks import device as devices
 from benchmarks.compiled_data import likely_tokens
 from flash_tf.config import Config
 from flash_tf.training import modelling
-from kernels_xla.cross_entropy import cross_entropy
+from kernels_xla.common.cross_entropy import cross_entropy
 
 WARM_UP, BATCHES = 3, 4  # steps; different batches
 EOS, MASK = 1, 3  # ids, as a tokenizer of the package has them

@@ -77,7 +77,7 @@ def _trace(name, n, rows):
     from flash_tf import config
     from flash_tf.compiling import artifact
     from flash_tf.compiling.programs import Experiment
-    from kernels_xla.accelerator import tracing_for
+    from kernels_xla.common.accelerator import tracing_for
 
     overrides = [f"data.sequence_length={n}", f"train.tokens_per_step={n * rows}"]
     experiment = Experiment(*artifact.prepare(config.load(name, overrides)))

@@ -7,7 +7,7 @@ find kernels through `specs()`, so a new file here is tested and timed without b
 import importlib
 import pkgutil
 
-from kernels_xla.spec import KernelSpec
+from kernels_xla.common.spec import KernelSpec
 
 
 def specs() -> dict[str, KernelSpec]:

@@ -9,11 +9,21 @@ from typing import Literal
 
 from keras import ops
 
-from kernels_xla.chunking import fold, unfold
-from kernels_xla.masks import documents, keep, pairs
+from kernels_xla.common.chunking import fold, unfold
+from kernels_xla.common.masks import documents, keep, pairs
+from kernels_xla.common.spec import KernelSpec, Stream, Tensor
+from kernels_xla.common.streaming import (
+    append,
+    emptied,
+    filled,
+    leave_grid,
+    on_grid,
+    rows,
+    runtime_zero,
+    when_full,
+    window,
+)
 from kernels_xla.softmax import attend, softmax_attention_reference
-from kernels_xla.spec import KernelSpec, Stream, Tensor
-from kernels_xla.streaming import append, emptied, filled, leave_grid, on_grid, rows, runtime_zero, when_full, window
 
 
 def block_attention(

@@ -6,11 +6,11 @@ Combiner-Axial in row-major order, as in its authors' code. Summaries are the ca
 
 from keras import ops
 
-from kernels_xla.chunking import fold, unfold
-from kernels_xla.joint import joint_attention, joint_attention_reference
-from kernels_xla.masks import documents, pairs
-from kernels_xla.spec import KernelSpec, Stream, Tensor
-from kernels_xla.streaming import append, emptied, filled, leave_grid, on_grid, rows, when_full, window
+from kernels_xla.common.chunking import fold, unfold
+from kernels_xla.common.joint_softmax import joint_attention, joint_attention_reference
+from kernels_xla.common.masks import documents, pairs
+from kernels_xla.common.spec import KernelSpec, Stream, Tensor
+from kernels_xla.common.streaming import append, emptied, filled, leave_grid, on_grid, rows, when_full, window
 
 
 def combiner_axial_attention(

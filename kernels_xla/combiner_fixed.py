@@ -8,12 +8,12 @@ variant, one vector a chunk; what FLASH was measured against is the other, `comb
 
 from keras import ops
 
-from kernels_xla import accumulate
-from kernels_xla.chunking import edges, fold, unfold
-from kernels_xla.joint import LOW, joint_attention, joint_attention_reference
-from kernels_xla.masks import documents, keep, pairs
-from kernels_xla.spec import KernelSpec, Stream, Tensor
-from kernels_xla.streaming import append, emptied, filled, leave_grid, on_grid, rows, when_full, window
+from kernels_xla.common import accumulate
+from kernels_xla.common.chunking import edges, fold, unfold
+from kernels_xla.common.joint_softmax import LOW, joint_attention, joint_attention_reference
+from kernels_xla.common.masks import documents, keep, pairs
+from kernels_xla.common.spec import KernelSpec, Stream, Tensor
+from kernels_xla.common.streaming import append, emptied, filled, leave_grid, on_grid, rows, when_full, window
 
 
 def combiner_fixed_attention(

@@ -5,11 +5,11 @@ Source: Gu and Dao, "Mamba", arXiv:2312.00752, section 3.4; there of four tokens
 
 from keras import ops
 
-from kernels_xla.accumulate import sum_dtype
-from kernels_xla.masks import documents, keep
-from kernels_xla.recurrence import arrived
-from kernels_xla.spec import KernelSpec, Stream, Tensor
-from kernels_xla.streaming import rows
+from kernels_xla.common.accumulate import sum_dtype
+from kernels_xla.common.masks import documents, keep
+from kernels_xla.common.recurrence import arrived
+from kernels_xla.common.spec import KernelSpec, Stream, Tensor
+from kernels_xla.common.streaming import rows
 
 
 def convolution(

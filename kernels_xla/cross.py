@@ -6,9 +6,9 @@ cross-attention it is our definition, since no source gives one.
 
 from keras import ops
 
-from kernels_xla.masks import keep
+from kernels_xla.common.masks import keep
+from kernels_xla.common.spec import KernelSpec, Tensor
 from kernels_xla.quadratic import attend
-from kernels_xla.spec import KernelSpec, Tensor
 
 
 def cross_attention(

@@ -5,10 +5,10 @@ Source: Sun et al., "Retentive Network", arXiv:2307.08621, section 2.1, there wi
 
 from keras import ops
 
-from kernels_xla import recurrence
-from kernels_xla.accumulate import sum_dtype
-from kernels_xla.masks import documents, keep
-from kernels_xla.spec import KernelSpec, Stream, Tensor
+from kernels_xla.common import recurrence
+from kernels_xla.common.accumulate import sum_dtype
+from kernels_xla.common.masks import documents, keep
+from kernels_xla.common.spec import KernelSpec, Stream, Tensor
 
 
 def decayed_attention(

@@ -5,10 +5,10 @@ Source: Chen et al., "Skyformer", arXiv:2111.00035, section 3: the kernel that S
 
 from keras import ops
 
-from kernels_xla import landmarks
-from kernels_xla.masks import documents, keep, pairs
+from kernels_xla.common import landmarks
+from kernels_xla.common.masks import documents, keep, pairs
+from kernels_xla.common.spec import KernelSpec, Tensor
 from kernels_xla.softmax import attention_flops
-from kernels_xla.spec import KernelSpec, Tensor
 
 
 def gaussian_attention(

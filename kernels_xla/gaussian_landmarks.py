@@ -5,9 +5,9 @@ Source: Chen et al., "Skyformer", arXiv:2111.00035, section 4; ridge and precond
 
 from keras import ops
 
-from kernels_xla.landmarks import draws, flops, gathered, gaussian, numbers, positions_of, pseudo_inverse, real
-from kernels_xla.masks import keep
-from kernels_xla.spec import KernelSpec, Tensor
+from kernels_xla.common.landmarks import draws, flops, gathered, gaussian, numbers, positions_of, pseudo_inverse, real
+from kernels_xla.common.masks import keep
+from kernels_xla.common.spec import KernelSpec, Tensor
 
 RIDGE = 0.1  # of the authors
 
@@ -15,7 +15,7 @@ RIDGE = 0.1  # of the authors
 def gaussian_landmark_attention(
     q: Tensor, k: Tensor, v: Tensor, *, landmarks: int, seed: int, padding_mask: Tensor | None = None
 ) -> Tensor:
-    """K(q, S) (K(S, S) + 0.1)^-1 K(S, k) v, for each head; K is `kernels_xla.landmarks.gaussian`.
+    """K(q, S) (K(S, S) + 0.1)^-1 K(S, k) v, for each head; K is `kernels_xla.common.landmarks.gaussian`.
 
     S has `landmarks` of the queries and keys of the real tokens: row t is number `draws(seed)[t]` modulo 2m of the m
     queries followed by the m keys [our rule; the authors draw anew in each step]. The inverse is that of

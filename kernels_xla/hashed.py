@@ -7,11 +7,11 @@ all of its chunk of the sorted text and of the one before it.
 import numpy as np
 from keras import ops
 
-from kernels_xla.accumulate import einsum, sum_dtype
-from kernels_xla.chunking import fold, unfold
-from kernels_xla.landmarks import gathered, real
-from kernels_xla.masks import keep
-from kernels_xla.spec import KernelSpec, Tensor
+from kernels_xla.common.accumulate import einsum, sum_dtype
+from kernels_xla.common.chunking import fold, unfold
+from kernels_xla.common.landmarks import gathered, real
+from kernels_xla.common.masks import keep
+from kernels_xla.common.spec import KernelSpec, Tensor
 
 ALONE = -1e5  # the score of a token with itself, of the public implementations: it counts where there is no other
 

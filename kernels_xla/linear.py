@@ -9,12 +9,12 @@ from typing import Literal
 
 from keras import ops
 
-from kernels_xla import accumulate, recurrence
-from kernels_xla.accumulate import sum_dtype
-from kernels_xla.chunking import edges, fold, sum_of_earlier, sum_of_later, unfold
-from kernels_xla.masks import documents, keep, pairs
-from kernels_xla.recurrence import arrived, fitting, of_heads, over_heads
-from kernels_xla.spec import KernelSpec, Stream, Tensor
+from kernels_xla.common import accumulate, recurrence
+from kernels_xla.common.accumulate import sum_dtype
+from kernels_xla.common.chunking import edges, fold, sum_of_earlier, sum_of_later, unfold
+from kernels_xla.common.masks import documents, keep, pairs
+from kernels_xla.common.recurrence import arrived, fitting, of_heads, over_heads
+from kernels_xla.common.spec import KernelSpec, Stream, Tensor
 
 LEAST = 1e-6  # what a denominator is clamped to, as in cosFormer's code; positive features are seldom below
 

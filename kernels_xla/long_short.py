@@ -6,12 +6,12 @@ models is `long_short_causal`.
 
 from keras import ops
 
-from kernels_xla.accumulate import einsum, sum_dtype
-from kernels_xla.chunking import fold, unfold
-from kernels_xla.landmarks import real
-from kernels_xla.masks import keep
+from kernels_xla.common.accumulate import einsum, sum_dtype
+from kernels_xla.common.chunking import fold, unfold
+from kernels_xla.common.landmarks import real
+from kernels_xla.common.masks import keep
+from kernels_xla.common.spec import KernelSpec, Tensor
 from kernels_xla.softmax import attend
-from kernels_xla.spec import KernelSpec, Tensor
 
 EPSILON = 1e-5
 

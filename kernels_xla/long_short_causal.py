@@ -7,12 +7,12 @@ short segments, and a window of one length for all tokens. Padding and documents
 
 from keras import ops
 
-from kernels_xla.chunking import edges, fold, unfold
-from kernels_xla.joint import joint_attention, joint_attention_reference
+from kernels_xla.common.chunking import edges, fold, unfold
+from kernels_xla.common.joint_softmax import joint_attention, joint_attention_reference
+from kernels_xla.common.masks import documents, pairs
+from kernels_xla.common.spec import KernelSpec, Stream, Tensor
+from kernels_xla.common.streaming import append, emptied, filled, leave_grid, like, on_grid, rows, when_full, window
 from kernels_xla.long_short import EPSILON, sums
-from kernels_xla.masks import documents, pairs
-from kernels_xla.spec import KernelSpec, Stream, Tensor
-from kernels_xla.streaming import append, emptied, filled, leave_grid, like, on_grid, rows, when_full, window
 
 NEW = ("k", "v", "scores")  # kept of the tokens of the open segment
 BEFORE = ("k_before", "v_before")

@@ -8,14 +8,14 @@ from typing import Literal
 
 from keras import ops
 
-from kernels_xla.chunking import fold, unfold
-from kernels_xla.masks import documents, keep, pairs
+from kernels_xla.common.chunking import fold, unfold
+from kernels_xla.common.masks import documents, keep, pairs
+from kernels_xla.common.rotary import relative_bias
+from kernels_xla.common.spec import KernelSpec, Stream, Tensor
 from kernels_xla.mixed_chunk_first import Rows, check_first, first_tokens, softmax_of_first
 from kernels_xla.mixed_chunk_global import far
 from kernels_xla.mixed_chunk_local import local, with_previous
 from kernels_xla.mixed_chunk_stream import extend, initial_state, state_bytes
-from kernels_xla.rotary import relative_bias
-from kernels_xla.spec import KernelSpec, Stream, Tensor
 
 Scale = Literal["normalized", "paper_appendix"]
 

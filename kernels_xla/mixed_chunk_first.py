@@ -4,9 +4,9 @@ from typing import Literal
 
 from keras import ops
 
-from kernels_xla.masks import pairs
+from kernels_xla.common.masks import pairs
+from kernels_xla.common.spec import Tensor
 from kernels_xla.softmax import attend
-from kernels_xla.spec import Tensor
 
 Rows = Literal["none", "cls", "chunks"]
 

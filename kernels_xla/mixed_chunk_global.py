@@ -2,10 +2,10 @@
 
 from keras import ops
 
-from kernels_xla.accumulate import sum_dtype
-from kernels_xla.chunking import edges, sum_of_earlier, sum_of_later
-from kernels_xla.masks import keep, pairs
-from kernels_xla.spec import Tensor
+from kernels_xla.common.accumulate import sum_dtype
+from kernels_xla.common.chunking import edges, sum_of_earlier, sum_of_later
+from kernels_xla.common.masks import keep, pairs
+from kernels_xla.common.spec import Tensor
 
 
 def far(q: Tensor, k: Tensor, v: Tensor, n, ids: Tensor | None, packed: Tensor | None, causal: bool) -> Tensor:

@@ -2,9 +2,9 @@
 
 from keras import ops
 
-from kernels_xla.masks import keep
-from kernels_xla.rotary import relative_bias
-from kernels_xla.spec import Tensor
+from kernels_xla.common.masks import keep
+from kernels_xla.common.rotary import relative_bias
+from kernels_xla.common.spec import Tensor
 
 
 def local(

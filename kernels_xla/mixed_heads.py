@@ -7,14 +7,15 @@ FLASH's with softmax for squared ReLU, is ours.
 
 from keras import ops
 
-from kernels_xla import accumulate, block, recurrence
+from kernels_xla import block
 from kernels_xla.block import block_attention, block_attention_reference
-from kernels_xla.chunking import fold, sum_of_earlier, unfold
+from kernels_xla.common import accumulate, recurrence
+from kernels_xla.common.chunking import fold, sum_of_earlier, unfold
+from kernels_xla.common.masks import documents, keep
+from kernels_xla.common.recurrence import of_heads
+from kernels_xla.common.spec import KernelSpec, Stream, Tensor
+from kernels_xla.common.streaming import append, emptied, filled, leave_grid, on_grid, rows, when_full, window
 from kernels_xla.linear import across_chunks, linear_attention
-from kernels_xla.masks import documents, keep
-from kernels_xla.recurrence import of_heads
-from kernels_xla.spec import KernelSpec, Stream, Tensor
-from kernels_xla.streaming import append, emptied, filled, leave_grid, on_grid, rows, when_full, window
 
 
 def mixed_heads_attention(

@@ -5,11 +5,11 @@ Source: Xiong et al., "Nystromformer", arXiv:2102.03902, equations 9 to 13, with
 
 from keras import ops
 
-from kernels_xla.accumulate import einsum
-from kernels_xla.landmarks import flops, means, pseudo_inverse, real, segments
-from kernels_xla.masks import keep
+from kernels_xla.common.accumulate import einsum
+from kernels_xla.common.landmarks import flops, means, pseudo_inverse, real, segments
+from kernels_xla.common.masks import keep
+from kernels_xla.common.spec import KernelSpec, Tensor
 from kernels_xla.softmax import attend
-from kernels_xla.spec import KernelSpec, Tensor
 
 
 def nystrom_attention(q: Tensor, k: Tensor, v: Tensor, *, landmarks: int, padding_mask: Tensor | None = None) -> Tensor:
@@ -23,7 +23,7 @@ def nystrom_attention(q: Tensor, k: Tensor, v: Tensor, *, landmarks: int, paddin
       q: Queries, `[b, n, h, s]`.
       k: Keys, `[b, n, h, s]`.
       v: Values, `[b, n, h, e]`.
-      landmarks: t, how many segments; see `kernels_xla.landmarks` for their borders and for the inverse.
+      landmarks: t, how many segments; see `kernels_xla.common.landmarks` for their borders and for the inverse.
       padding_mask: `[b, n]`, True at real tokens, which alone make the means.
 
     Returns:

@@ -5,9 +5,9 @@ Source: Wang et al., "Linformer", arXiv:2006.04768, equation 7, with one matrix 
 
 from keras import ops
 
-from kernels_xla.landmarks import real
+from kernels_xla.common.landmarks import real
+from kernels_xla.common.spec import KernelSpec, Tensor
 from kernels_xla.softmax import attend
-from kernels_xla.spec import KernelSpec, Tensor
 
 
 def projected_attention(

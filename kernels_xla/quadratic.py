@@ -8,11 +8,11 @@ from typing import Literal
 
 from keras import ops
 
-from kernels_xla.masks import documents, keep, pairs, strips
-from kernels_xla.rotary import relative_bias
+from kernels_xla.common.masks import documents, keep, pairs, strips
+from kernels_xla.common.rotary import relative_bias
+from kernels_xla.common.spec import KernelSpec, Stream, Tensor
+from kernels_xla.common.streaming import append, bias_by_distance, runtime_zero
 from kernels_xla.softmax import attention_flops, cache_bytes, initial_state
-from kernels_xla.spec import KernelSpec, Stream, Tensor
-from kernels_xla.streaming import append, bias_by_distance, runtime_zero
 
 Scale = Literal["normalized", "paper_appendix"]
 Divisor = Literal["position", "length"] | int

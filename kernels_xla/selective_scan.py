@@ -8,11 +8,11 @@ import math
 
 from keras import ops
 
-from kernels_xla.accelerator import on_lite
-from kernels_xla.accumulate import sum_dtype
-from kernels_xla.masks import documents, keep
-from kernels_xla.recurrence import arrived, check_causal, entering, over_tokens, shifted
-from kernels_xla.spec import KernelSpec, Stream, Tensor
+from kernels_xla.common.accelerator import on_lite
+from kernels_xla.common.accumulate import sum_dtype
+from kernels_xla.common.masks import documents, keep
+from kernels_xla.common.recurrence import arrived, check_causal, entering, over_tokens, shifted
+from kernels_xla.common.spec import KernelSpec, Stream, Tensor
 
 
 def selective_scan(

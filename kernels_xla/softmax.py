@@ -5,10 +5,10 @@ Source: Vaswani et al., "Attention Is All You Need", equation 1.
 
 from keras import ops
 
-from kernels_xla import accelerator, accumulate
-from kernels_xla.masks import documents, keep, pairs, strips
-from kernels_xla.spec import KernelSpec, Stream, Tensor
-from kernels_xla.streaming import append
+from kernels_xla.common import accelerator, accumulate
+from kernels_xla.common.masks import documents, keep, pairs, strips
+from kernels_xla.common.spec import KernelSpec, Stream, Tensor
+from kernels_xla.common.streaming import append
 
 STRIP = 256  # tokens of a strip of queries at least: no slower than whole rows of 512 on a GPU, and faster above
 

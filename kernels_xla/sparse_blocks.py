@@ -7,10 +7,10 @@ being of the text itself.
 import numpy as np
 from keras import ops
 
-from kernels_xla.chunking import fold, unfold
-from kernels_xla.landmarks import draws, gathered, real
+from kernels_xla.common.chunking import fold, unfold
+from kernels_xla.common.landmarks import draws, gathered, real
+from kernels_xla.common.spec import KernelSpec, Tensor
 from kernels_xla.softmax import attend
-from kernels_xla.spec import KernelSpec, Tensor
 
 PERIOD = 1024  # blocks, after which the random ones repeat
 

@@ -5,10 +5,10 @@ Source: Zhou et al., "Informer", arXiv:2012.07436, section 3.1: ProbSparse self-
 
 from keras import ops
 
-from kernels_xla.accumulate import einsum, sum_dtype
-from kernels_xla.landmarks import draws, gathered, numbers, positions_of, real
+from kernels_xla.common.accumulate import einsum, sum_dtype
+from kernels_xla.common.landmarks import draws, gathered, numbers, positions_of, real
+from kernels_xla.common.spec import KernelSpec, Tensor
 from kernels_xla.softmax import attend
-from kernels_xla.spec import KernelSpec, Tensor
 
 
 def sparse_query_attention(

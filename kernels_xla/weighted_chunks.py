@@ -7,11 +7,11 @@ scores would weigh chunks, and that its state then grows with their number. The 
 from keras import ops
 
 from kernels_xla import mixed_chunk
-from kernels_xla.chunking import fold, unfold
-from kernels_xla.joint import LOW
-from kernels_xla.masks import documents, keep
+from kernels_xla.common.chunking import fold, unfold
+from kernels_xla.common.joint_softmax import LOW
+from kernels_xla.common.masks import documents, keep
+from kernels_xla.common.spec import KernelSpec, Stream, Tensor
 from kernels_xla.mixed_chunk import Scale, mixed_chunk_attention, mixed_chunk_attention_reference
-from kernels_xla.spec import KernelSpec, Stream, Tensor
 from kernels_xla.weighted_chunks_global import far
 from kernels_xla.weighted_chunks_stream import extend, initial_state, state_bytes
 

@@ -4,11 +4,12 @@ import math
 
 from keras import ops
 
-from kernels_xla import accumulate, mixed_chunk_global
-from kernels_xla.chunking import edges
-from kernels_xla.joint import LOW
-from kernels_xla.masks import keep
-from kernels_xla.spec import Tensor
+from kernels_xla import mixed_chunk_global
+from kernels_xla.common import accumulate
+from kernels_xla.common.chunking import edges
+from kernels_xla.common.joint_softmax import LOW
+from kernels_xla.common.masks import keep
+from kernels_xla.common.spec import Tensor
 
 
 def far(

@@ -2,11 +2,22 @@
 
 from keras import ops
 
-from kernels_xla import accumulate, mixed_chunk_stream
-from kernels_xla.chunking import fold, unfold
-from kernels_xla.masks import pairs
+from kernels_xla import mixed_chunk_stream
+from kernels_xla.common import accumulate
+from kernels_xla.common.chunking import fold, unfold
+from kernels_xla.common.masks import pairs
+from kernels_xla.common.streaming import (
+    append,
+    emptied,
+    leave_grid,
+    like,
+    on_grid,
+    rows,
+    runtime_zero,
+    when_full,
+    window,
+)
 from kernels_xla.mixed_chunk_local import local
-from kernels_xla.streaming import append, emptied, leave_grid, like, on_grid, rows, runtime_zero, when_full, window
 from kernels_xla.weighted_chunks_global import token_weights
 
 

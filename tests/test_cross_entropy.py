@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from kernels_xla.cross_entropy import cross_entropy
+from kernels_xla.common.cross_entropy import cross_entropy
 from tests import numerics
 from tests.backends import compiled, tensors, to_numpy, value_and_gradients
 

@@ -8,7 +8,7 @@ import pytest
 from keras import ops
 
 from kernels_xla import decayed, gated, linear
-from kernels_xla.recurrence import doubling, entering, fitting, running
+from kernels_xla.common.recurrence import doubling, entering, fitting, running
 from tests import numerics
 from tests.backends import call, compiled, differentiate, tensors, to_numpy
 from tests.numerics import FLOAT32, SIZES, errors, inputs, relative_error

@@ -9,8 +9,8 @@ from flash_tf.generation import decoding
 from flash_tf.layers import LinearAttention, MultiHeadSelfAttention, RandomFeatures
 from flash_tf.layers.random_features import orthogonal_normal
 from flash_tf.models import MODELS
+from kernels_xla.common.random_features import random_features
 from kernels_xla.linear import linear_attention
-from kernels_xla.random_features import random_features
 from tests.backends import compiled, differentiate, tensors, to_numpy, value_and_gradients
 from tests.contracts.test_mixers import B, D, N, built, normal, outputs
 from tests.numerics import BFLOAT16, FLOAT32, FLOAT64, RANDOM_FEATURES, masks, real_tokens, relative_error

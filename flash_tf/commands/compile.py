@@ -30,7 +30,7 @@ def run(args, log) -> None:
     from flash_tf import config
     from flash_tf.compiling import artifact, topology, tpu_chips
     from flash_tf.compiling.programs import Experiment
-    from kernels_xla.accelerator import tracing_for
+    from kernels_xla.common.accelerator import tracing_for
 
     if args.topology is not None:
         tpu_chips.device(args.topology)  # a name that means nothing is known before any work

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from flash_tf.exporting.causal import ServedCausalLM
 from flash_tf.exporting.served import Served
-from kernels_xla.accelerator import tracing_for
+from kernels_xla.common.accelerator import tracing_for
 
 
 def convert(served: Served) -> bytes:

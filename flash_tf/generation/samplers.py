@@ -4,7 +4,7 @@ import dataclasses
 
 from keras import ops
 
-from kernels_xla.accumulate import sum_dtype
+from kernels_xla.common.accumulate import sum_dtype
 
 
 @dataclasses.dataclass(frozen=True)

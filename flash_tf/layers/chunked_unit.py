@@ -4,7 +4,7 @@ from keras import ops
 
 from flash_tf.layers.gated_attention_unit import GatedAttentionUnit
 from kernels_xla import mixed_chunk_stream
-from kernels_xla.rotary import rotate, turns
+from kernels_xla.common.rotary import rotate, turns
 
 KERNEL = {  # what kernels call the heads
     **{"quad_q": "q_quad", "quad_k": "k_quad", "lin_q": "q_lin", "lin_k": "k_lin"},

@@ -6,7 +6,7 @@ import itertools
 import keras
 from keras import ops
 
-from kernels_xla.accelerator import on_tpu
+from kernels_xla.common.accelerator import on_tpu
 
 
 def normal() -> keras.initializers.Initializer:

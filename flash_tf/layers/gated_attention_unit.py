@@ -8,7 +8,7 @@ from flash_tf.layers.offset_scale import OffsetScale
 from flash_tf.layers.positions import runtime_zero, token_positions
 from flash_tf.layers.relative_bias import RelativeBias
 from flash_tf.layers.streaming import check_streams, next_positions
-from kernels_xla.rotary import rotate, turns
+from kernels_xla.common.rotary import rotate, turns
 
 
 class GatedAttentionUnit(KernelMixer):

@@ -5,8 +5,8 @@ import numpy as np
 from keras import ops
 
 from flash_tf.layers.positions import token_positions
-from kernels_xla.accumulate import sum_dtype
-from kernels_xla.rotary import rotate
+from kernels_xla.common.accumulate import sum_dtype
+from kernels_xla.common.rotary import rotate
 
 
 @keras.saving.register_keras_serializable("flash_tf")

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from kernels_xla.random_features import random_features
+from kernels_xla.common.random_features import random_features
 
 
 @keras.saving.register_keras_serializable("flash_tf")
@@ -12,7 +12,7 @@ class RandomFeatures(keras.layers.Layer):
     """Positive features of queries and keys, by which linear attention is softmax attention on average.
 
     Source: Choromanski et al., "Rethinking Attention with Performers", arXiv:2009.14794; see
-    `kernels_xla.random_features`. Directions are normal, orthogonal to each other in blocks of s, the same for all
+    `kernels_xla.common.random_features`. Directions are normal, orthogonal to each other in blocks of s, the same for all
     heads, and never trained. They are weights, so that they are saved, and arguments of a program, not constants in it.
     They are drawn once for all layers of a width, and not again in training [our definitions]. In bfloat16 they are
     rounded as any matrix, which makes them other directions, but for queries and keys the same.

@@ -4,7 +4,7 @@ import keras
 from keras import ops
 
 from flash_tf.layers.common import normal
-from kernels_xla.rotary import relative_bias
+from kernels_xla.common.rotary import relative_bias
 
 
 @keras.saving.register_keras_serializable("flash_tf")

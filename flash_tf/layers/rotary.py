@@ -3,7 +3,7 @@
 import keras
 
 from flash_tf.layers.positions import token_positions
-from kernels_xla.rotary import rotary
+from kernels_xla.common.rotary import rotary
 
 
 @keras.saving.register_keras_serializable("flash_tf")

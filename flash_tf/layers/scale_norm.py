@@ -3,7 +3,7 @@
 import keras
 
 from flash_tf.layers.common import options
-from kernels_xla.norms import scale_norm
+from kernels_xla.common.norms import scale_norm
 
 
 @keras.saving.register_keras_serializable("flash_tf")

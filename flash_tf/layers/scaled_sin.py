@@ -3,8 +3,8 @@
 import keras
 from keras import ops
 
-from kernels_xla.accelerator import on_tpu
-from kernels_xla.rotary import made_once, waves
+from kernels_xla.common.accelerator import on_tpu
+from kernels_xla.common.rotary import made_once, waves
 
 
 @keras.saving.register_keras_serializable("flash_tf")

@@ -2,14 +2,14 @@
 
 import keras
 
-from kernels_xla.norms import simple_rms_norm
+from kernels_xla.common.norms import simple_rms_norm
 
 
 @keras.saving.register_keras_serializable("flash_tf")
 class SimpleRMSNorm(keras.layers.Layer):
     """Rescales each vector to a root mean square of one: `y = x / (||x|| / sqrt(d))`.
 
-    Source: TransNormer (arXiv:2210.10340); see `kernels_xla.norms`.
+    Source: TransNormer (arXiv:2210.10340); see `kernels_xla.common.norms`.
 
     Args:
       **kwargs: Passed to `keras.layers.Layer`: `name`, `dtype`, `trainable`.

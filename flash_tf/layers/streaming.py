@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import keras
 from keras import ops
 
-from kernels_xla.accumulate import sum_dtype
+from kernels_xla.common.accumulate import sum_dtype
 
 
 def check_streams(mixer, obstacle: str | None) -> None:

@@ -8,7 +8,7 @@ import tensorflow as tf
 from flash_tf.config import Config
 from flash_tf.data.masking import mask_tokens
 from flash_tf.data.tokenizer import Tokenizer
-from kernels_xla.cross_entropy import cross_entropy
+from kernels_xla.common.cross_entropy import cross_entropy
 
 
 class Prediction(NamedTuple):

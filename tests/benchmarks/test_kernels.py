@@ -16,7 +16,7 @@ from benchmarks import kernels
 ROOT = Path(__file__).parents[2]
 WRONG = """
 import dataclasses
-from kernels_xla.norms import SPEC, scale_norm
+from kernels_xla.common.norms import SPEC, scale_norm
 SPEC = dataclasses.replace(SPEC, name="wrong", fast=lambda x, g, **case: 1.001 * scale_norm(x, g, **case))
 """
 WITH_ANOTHER_FOLDER = """

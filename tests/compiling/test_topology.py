@@ -18,7 +18,7 @@ from keras import ops
 from flash_tf import config
 from flash_tf.compiling import artifact, topology
 from flash_tf.compiling.programs import Experiment
-from kernels_xla.accelerator import tracing_for
+from kernels_xla.common.accelerator import tracing_for
 from tests.numerics import LOOP_CYCLES, LOOP_FLOPS
 
 PASSES, SIZE = 8, 1024

@@ -8,8 +8,8 @@ import pytest
 from keras import ops
 
 from flash_tf.layers.scaled_sin import ScaledSinusoidalEmbedding
-from kernels_xla.accelerator import on_tpu, tracing_for
-from kernels_xla.rotary import SPEC, rotary, turns
+from kernels_xla.common.accelerator import on_tpu, tracing_for
+from kernels_xla.common.rotary import SPEC, rotary, turns
 from kernels_xla.softmax import softmax_attention
 from tests.backends import differentiate, tensors, to_numpy, value_and_gradients
 from tests.contracts.test_mixers import FEEDFORWARDS, MIXERS, B, D, N, cases, packs

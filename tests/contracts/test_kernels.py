@@ -9,7 +9,7 @@ import pytest
 from keras import ops
 
 import kernels_xla
-from kernels_xla.chunking import GROUP
+from kernels_xla.common.chunking import GROUP
 from tests import numerics
 from tests.backends import call, compiled, differentiate, extend, start, tensors, to_numpy, value_and_gradients
 from tests.numerics import FLOAT32, SIZES, at, errors, inputs, masks, real_tokens, relative_error, rows, tokens

@@ -9,9 +9,9 @@ from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero, token_positions
 from flash_tf.layers.streaming import check_streams, next_positions
 from kernels_xla import block, combiner_axial, combiner_fixed
-from kernels_xla.masks import keep
-from kernels_xla.rotary import rotary
-from kernels_xla.streaming import append, emptied, filled, leave_grid, on_grid, when_full, window
+from kernels_xla.common.masks import keep
+from kernels_xla.common.rotary import rotary
+from kernels_xla.common.streaming import append, emptied, filled, leave_grid, on_grid, when_full, window
 
 OPEN = ("q", "x", "positions")  # what axial summaries are made of, besides keys and values: kept of the open chunk
 SUMS = ("k_sum", "v_sum")

@@ -6,7 +6,7 @@ from keras import ops
 from flash_tf.layers.linear_mixer import LinearMixer
 from flash_tf.layers.mixers import MIXERS
 from kernels_xla.block import SPEC
-from kernels_xla.norms import simple_rms_norm
+from kernels_xla.common.norms import simple_rms_norm
 
 
 @MIXERS.register("diag_attention")

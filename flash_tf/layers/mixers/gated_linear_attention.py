@@ -7,7 +7,7 @@ from flash_tf.layers.common import normal
 from flash_tf.layers.linear_mixer import LinearMixer, check_causal, check_tile
 from flash_tf.layers.mixers import MIXERS
 from kernels_xla import gated, linear
-from kernels_xla.norms import scale_norm
+from kernels_xla.common.norms import scale_norm
 
 RANK, TEMPERATURE = 16, 16.0
 

@@ -8,9 +8,9 @@ from keras import ops
 from flash_tf.layers.linear_mixer import LinearMixer, check_tile
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.random_features import RandomFeatures
+from kernels_xla.common.norms import simple_rms_norm
+from kernels_xla.common.rotary import rotary
 from kernels_xla.linear import SPEC
-from kernels_xla.norms import simple_rms_norm
-from kernels_xla.rotary import rotary
 
 FEATURES = {  # and "favor", which is a layer
     "shifted_relu": lambda x: ops.relu(x) + ops.cast(1e-3, x.dtype),

@@ -6,8 +6,8 @@ from keras import ops
 from flash_tf.layers.linear_mixer import LinearMixer
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.offset_scale import OffsetScale
+from kernels_xla.common.rotary import rotary
 from kernels_xla.mixed_heads import SPEC
-from kernels_xla.rotary import rotary
 
 
 @MIXERS.register("mixed_chunk_self_attention")

@@ -6,8 +6,8 @@ from keras import ops
 from flash_tf.layers.gated_attention_unit import GatedAttentionUnit
 from flash_tf.layers.mixers import MIXERS
 from kernels_xla import quadratic, softmax
+from kernels_xla.common.rotary import rotary
 from kernels_xla.quadratic import SPEC, quadratic_attention
-from kernels_xla.rotary import rotary
 from kernels_xla.softmax import softmax_attention
 
 

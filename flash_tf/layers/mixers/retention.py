@@ -8,9 +8,9 @@ from flash_tf.layers.common import normal
 from flash_tf.layers.linear_mixer import LinearMixer, check_causal, check_tile
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero
+from kernels_xla.common.norms import scale_norm
+from kernels_xla.common.rotary import rotary
 from kernels_xla.decayed import SPEC
-from kernels_xla.norms import scale_norm
-from kernels_xla.rotary import rotary
 
 
 @MIXERS.register("retention")

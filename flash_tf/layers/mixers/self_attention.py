@@ -9,8 +9,8 @@ from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero, token_positions
 from flash_tf.layers.streaming import check_streams, next_positions
 from kernels_xla import quadratic, softmax
+from kernels_xla.common.rotary import rotary
 from kernels_xla.quadratic import quadratic_attention
-from kernels_xla.rotary import rotary
 from kernels_xla.softmax import SPEC, softmax_attention
 
 

@@ -2,7 +2,7 @@
 
 from keras import ops
 
-from kernels_xla.spec import Tensor
+from kernels_xla.common.spec import Tensor
 
 STRIPS, UNIT = 4, 128  # strips of a row at most, and what their lengths are multiples of: tiles of matrix products
 

@@ -7,10 +7,10 @@ counted or drawn here goes by these numbers. So a text gives the same alone and 
 import numpy as np
 from keras import ops
 
-from kernels_xla.accumulate import einsum, sum_dtype
-from kernels_xla.masks import keep
-from kernels_xla.spec import Tensor
-from kernels_xla.streaming import rows
+from kernels_xla.common.accumulate import einsum, sum_dtype
+from kernels_xla.common.masks import keep
+from kernels_xla.common.spec import Tensor
+from kernels_xla.common.streaming import rows
 
 STEPS = 6  # of the inverse, in both papers
 

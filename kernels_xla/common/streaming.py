@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 from keras import ops
 
-from kernels_xla.masks import keep
-from kernels_xla.rotary import relative_bias
-from kernels_xla.spec import Tensor
+from kernels_xla.common.masks import keep
+from kernels_xla.common.rotary import relative_bias
+from kernels_xla.common.spec import Tensor
 
 
 def append(buffer: Tensor, new: Tensor, at: Tensor, valid: Tensor | None) -> Tensor:

@@ -6,8 +6,8 @@ appendix.
 
 from keras import ops
 
-from kernels_xla.accumulate import sum_dtype
-from kernels_xla.spec import KernelSpec, Tensor
+from kernels_xla.common.accumulate import sum_dtype
+from kernels_xla.common.spec import KernelSpec, Tensor
 
 
 def scale_norm(x: Tensor, g: Tensor, *, epsilon: float = 1e-5) -> Tensor:

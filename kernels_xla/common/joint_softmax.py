@@ -7,10 +7,10 @@ import functools
 
 from keras import ops
 
-from kernels_xla import accumulate
-from kernels_xla.accelerator import on_tpu
-from kernels_xla.masks import keep
-from kernels_xla.spec import Tensor
+from kernels_xla.common import accumulate
+from kernels_xla.common.accelerator import on_tpu
+from kernels_xla.common.masks import keep
+from kernels_xla.common.spec import Tensor
 
 LOW = -1e30  # below every score, and what exp makes 0 of
 TINY = 4  # chunks; from 8 on products are the faster on a TPU

@@ -7,8 +7,8 @@ logits are there.
 
 from keras import ops
 
-from kernels_xla.accumulate import sum_dtype
-from kernels_xla.spec import Tensor
+from kernels_xla.common.accumulate import sum_dtype
+from kernels_xla.common.spec import Tensor
 
 BLOCK = 2**14  # tokens; 1 GB of bfloat16 logits at 32,000 pieces
 

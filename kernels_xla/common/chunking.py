@@ -4,9 +4,9 @@ import math
 
 from keras import ops
 
-from kernels_xla.accumulate import sum_dtype
-from kernels_xla.masks import keep
-from kernels_xla.spec import Tensor
+from kernels_xla.common.accumulate import sum_dtype
+from kernels_xla.common.masks import keep
+from kernels_xla.common.spec import Tensor
 
 GROUP = 256  # chunks summed by one triangular product; up to some 200 it costs no more than reading and writing them
 

@@ -5,8 +5,8 @@ Source: Choromanski et al., "Rethinking Attention with Performers", arXiv:2009.1
 
 from keras import ops
 
-from kernels_xla.accumulate import einsum
-from kernels_xla.spec import KernelSpec, Tensor
+from kernels_xla.common.accumulate import einsum
+from kernels_xla.common.spec import KernelSpec, Tensor
 
 # What a query's strongest feature is: then a denominator of 1e-6, where `linear` ends its division, is one of 1e-12.
 STRONGEST = 1e6

@@ -5,9 +5,9 @@ Source: Su et al., "RoFormer", arXiv:2104.09864. Half-split pairs: channel i tur
 
 from keras import ops
 
-from kernels_xla.accelerator import on_tpu
-from kernels_xla.accumulate import sum_dtype
-from kernels_xla.spec import KernelSpec, Tensor
+from kernels_xla.common.accelerator import on_tpu
+from kernels_xla.common.accumulate import sum_dtype
+from kernels_xla.common.spec import KernelSpec, Tensor
 
 
 def waves(positions: Tensor, width: int, dtype: str = "float32", base: float = 10_000.0) -> tuple[Tensor, Tensor]:

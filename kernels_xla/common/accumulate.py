@@ -6,7 +6,7 @@
 import keras
 from keras import ops
 
-from kernels_xla.spec import Tensor
+from kernels_xla.common.spec import Tensor
 
 
 def sum_dtype(x: Tensor) -> str:

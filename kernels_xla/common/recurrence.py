@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 from keras import ops
 
-from kernels_xla.accumulate import sum_dtype
-from kernels_xla.chunking import edges, fold, unfold
-from kernels_xla.masks import documents, keep, pairs
-from kernels_xla.spec import State, Tensor
-from kernels_xla.streaming import like
+from kernels_xla.common.accumulate import sum_dtype
+from kernels_xla.common.chunking import edges, fold, unfold
+from kernels_xla.common.masks import documents, keep, pairs
+from kernels_xla.common.spec import State, Tensor
+from kernels_xla.common.streaming import like
 
 SUBCHUNK = 16  # tokens; a chunk of a text that is shorter than one is cut to a multiple of it
 

@@ -1,0 +1,1 @@
+"""What several kernels share: chunks, masks, norms, rotary angles, recurrences, streams."""
