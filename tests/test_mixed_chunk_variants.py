@@ -5,7 +5,7 @@ import pytest
 from keras import ops
 
 from flash_tf.layers import MixedChunkAttention
-from kernels_xla.mixed_chunk import SPEC, mixed_chunk_attention
+from kernels_xla.flash.attention import SPEC, mixed_chunk_attention
 from kernels_xla.quadratic import quadratic_attention
 from kernels_xla.softmax import softmax_attention
 from tests.backends import tensors, to_numpy

@@ -5,9 +5,9 @@ import numpy as np
 from tests.numerics import FLOAT64, relative_error
 from tests.oracles.common import rotate, scaled_sin
 from tests.oracles.formulas.decayed import decayed
+from tests.oracles.formulas.flash import flash
 from tests.oracles.formulas.gated import gated
 from tests.oracles.formulas.linear import linear
-from tests.oracles.formulas.mixed_chunk import mixed_chunk
 from tests.oracles.formulas.norms import scale_norm
 from tests.oracles.formulas.quadratic import quadratic
 from tests.oracles.formulas.rotary import rotary
@@ -77,21 +77,21 @@ def test_the_bias_of_the_appendix_is_not_divided():
 
 def test_mixed_chunk_adds_the_linear_sum_of_earlier_chunks():
     ones, v = np.ones([1, 5, 1]), np.array([1.0, 10, 100, 1000, 10000])[None, :, None]
-    got = mixed_chunk(ones, ones, 3 * ones, ones, v, chunk_size=2, causal=True)[0, :, 0]
+    got = flash(ones, ones, 3 * ones, ones, v, chunk_size=2, causal=True)[0, :, 0]
     first, second = 3 * 11 / 2, 3 * 1111 / 4
     assert relative_error(got, [0.5, 5.5, 50 + first, 550 + first, 5000 + second]) < FLOAT64
 
 
 def test_mixed_chunk_adds_the_linear_mean_of_all_tokens_unless_causal():
     ones, v = np.ones([1, 3, 1]), np.array([1.0, 10, 100])[None, :, None]
-    got = mixed_chunk(ones, ones, 3 * ones, ones, v, chunk_size=2)[0, :, 0]
+    got = flash(ones, ones, 3 * ones, ones, v, chunk_size=2)[0, :, 0]
     assert relative_error(got, [5.5 + 111, 5.5 + 111, 50 + 111]) < FLOAT64
 
 
 def test_one_chunk_of_causal_mixed_chunk_is_quadratic_with_a_constant_divisor():
     q, k, v, a, b = normal(2, 6, 4), normal(2, 6, 4, seed=1), normal(2, 6, 3, seed=2), normal(4), normal(4, seed=3)
     whole = quadratic(q[:, :, None], k[:, :, None], v[:, :, None], a, b, causal=True, divisor=6)[:, :, 0]
-    assert relative_error(mixed_chunk(q, k, q, k, v, a, b, chunk_size=6, causal=True), whole) < FLOAT64
+    assert relative_error(flash(q, k, q, k, v, a, b, chunk_size=6, causal=True), whole) < FLOAT64
 
 
 def test_softmax_of_equal_scores_is_the_mean_of_the_visible_values():
@@ -120,7 +120,7 @@ def test_a_document_in_mixed_chunk_counts_its_own_real_tokens_on_the_grid_of_the
     ones, v = np.ones([1, 6, 1]), np.array([1.0, 10, 100, 1000, 10000, 100000])[None, :, None]
     # Chunks of 2: the second document begins amid the second chunk, and its token 4 is padding.
     segments, mask = np.array([[1, 1, 1, 2, 2, 2]]), np.array([[True, True, True, True, False, True]])
-    got = mixed_chunk(ones, ones, ones, ones, v, chunk_size=2, causal=True, padding_mask=mask, segment_ids=segments)
+    got = flash(ones, ones, ones, ones, v, chunk_size=2, causal=True, padding_mask=mask, segment_ids=segments)
     assert relative_error(got[0, :, 0], [0.5, 5.5, 50 + 11 / 2, 500, 0, 50000 + 1000]) < FLOAT64
 
 

@@ -5,8 +5,8 @@ import pytest
 from keras import ops
 
 from flash_tf.layers import MixedChunkAttention, WeightedChunks
-from kernels_xla.mixed_chunk import mixed_chunk_attention
-from kernels_xla.weighted_chunks import SPEC, weighted_chunks_attention
+from kernels_xla.flash.attention import mixed_chunk_attention
+from kernels_xla.flash.weighted import SPEC, weighted_mixed_chunk_attention
 from tests.backends import call, tensors, to_numpy
 from tests.numerics import FLOAT32, SIZES, inputs, masks, relative_error
 from tests.oracles import ORACLES
@@ -21,7 +21,9 @@ def both(causal, arrays, **masked):
     given, masked = tensors(arrays, "float32"), tensors(masked, "float32")
     plain = {name: x for name, x in given.items() if name not in ("q_sum", "k_sum")}
     options = {"chunk_size": C, "causal": causal, **masked}
-    return to_numpy(weighted_chunks_attention(**given, **options)), to_numpy(mixed_chunk_attention(**plain, **options))
+    return to_numpy(weighted_mixed_chunk_attention(**given, **options)), to_numpy(
+        mixed_chunk_attention(**plain, **options)
+    )
 
 
 @each_order
@@ -57,7 +59,7 @@ def test_chunks_of_padding_alone_neither_weigh_nor_ask(causal, documents):
     ids = np.repeat(np.arange(len(documents)) + 3, documents)[None].repeat(SIZES["b"], axis=0)
     case, masked = {"chunk_size": C, "causal": causal}, {"padding_mask": real, "segment_ids": ids}
     got = call(SPEC.fast, case, ARRAYS, masked)
-    assert relative_error(got, ORACLES["weighted_chunks"](**ARRAYS, **masked, **case)) < FLOAT32
+    assert relative_error(got, ORACLES["flash_weighted"](**ARRAYS, **masked, **case)) < FLOAT32
 
 
 def test_scores_of_a_thousand_choose_one_chunk_and_stay_finite():

@@ -3,8 +3,8 @@
 from keras import ops
 
 from flash_tf.layers.gated_attention_unit import GatedAttentionUnit
-from kernels_xla import mixed_chunk_stream
 from kernels_xla.common.rotary import rotate, turns
+from kernels_xla.flash import decode
 
 KERNEL = {  # what kernels call the heads
     **{"quad_q": "q_quad", "quad_k": "k_quad", "lin_q": "q_lin", "lin_k": "k_lin"},
@@ -70,7 +70,7 @@ class ChunkedUnit(GatedAttentionUnit):
             return made
         bias = self.stream_bias() or {"a": None, "b": None}
         case = {"chunk_size": self.chunk_size, "scale": self.scale}
-        return {**made, "bias": mixed_chunk_stream.prepare(state, **bias, **case)}
+        return {**made, "bias": decode.prepare(state, **bias, **case)}
 
     def close(self, states):
         return self.stream.close(states, self.chunk_size)

@@ -4,9 +4,9 @@ import keras
 
 from flash_tf.layers.chunked_unit import KERNEL, ChunkedUnit
 from flash_tf.layers.mixers import MIXERS
-from kernels_xla import mixed_chunk_stream
-from kernels_xla.mixed_chunk import SPEC
-from kernels_xla.mixed_chunk_first import check_first
+from kernels_xla.flash import decode
+from kernels_xla.flash.attention import SPEC
+from kernels_xla.flash.first_to_all import check_first
 
 PARTS = {
     "both": ("quad_q", "quad_k", "lin_q", "lin_k"),
@@ -21,7 +21,7 @@ NOT_INSIDE = (False, "normalized", False, "none")  # options of the attention in
 class MixedChunkAttention(ChunkedUnit):
     """The FLASH layer: quadratic attention inside chunks, linear attention across them, one gate.
 
-    Source: FLASH (arXiv:2202.10447), section 3.2 and Code 1; see `kernels_xla.mixed_chunk` for the formula.
+    Source: FLASH (arXiv:2202.10447), section 3.2 and Code 1; see `kernels_xla.flash.attention` for the formula.
 
     Args:
       chunk_size: Tokens per chunk, c. Part of the function: 256 in the paper, 512 for PG-19, 64 for FLASH (GlobalOnly).

@@ -4,7 +4,7 @@ import keras
 
 from flash_tf.layers.chunked_unit import KERNEL, ChunkedUnit
 from flash_tf.layers.mixers import MIXERS
-from kernels_xla import weighted_chunks, weighted_chunks_stream
+from kernels_xla.flash import weighted, weighted_decode
 
 
 @MIXERS.register("weighted_chunks")
@@ -14,7 +14,7 @@ class WeightedChunks(ChunkedUnit):
 
     Source: FLASH (arXiv:2202.10447), Appendix A, which has this variant in words; the formula is our definition. Two
     more heads of the shared representation, "sum_q" and "sum_k", rotated as the others, make the scores by their means
-    over chunks; see `kernels_xla.weighted_chunks`. Attention inside chunks is that of `MixedChunkAttention`, and so is
+    over chunks; see `kernels_xla.flash.weighted`. Attention inside chunks is that of `MixedChunkAttention`, and so is
     all of it where the scores are 0. Two chunks of a text that is causal must have ended before there is anything to
     weigh. The state keeps a matrix `[s, e]` of every finished chunk: it grows with the text.
 
@@ -47,7 +47,7 @@ class WeightedChunks(ChunkedUnit):
     """
 
     grows = True
-    spec, stream = weighted_chunks.SPEC, weighted_chunks_stream
+    spec, stream = weighted.SPEC, weighted_chunks_stream
     head_names = tuple(KERNEL)
 
     def __init__(

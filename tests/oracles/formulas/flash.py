@@ -3,7 +3,7 @@ import numpy as np
 from tests.oracles.common import bias, queries, relu2
 
 
-def mixed_chunk(
+def flash(
     q_quad,
     k_quad,
     q_lin,

@@ -6,17 +6,17 @@ scores would weigh chunks, and that its state then grows with their number. The 
 
 from keras import ops
 
-from kernels_xla import mixed_chunk
 from kernels_xla.common.chunking import fold, unfold
 from kernels_xla.common.joint_softmax import LOW
 from kernels_xla.common.masks import documents, keep
 from kernels_xla.common.spec import KernelSpec, Stream, Tensor
-from kernels_xla.mixed_chunk import Scale, mixed_chunk_attention, mixed_chunk_attention_reference
-from kernels_xla.weighted_chunks_global import far
-from kernels_xla.weighted_chunks_stream import extend, initial_state, state_bytes
+from kernels_xla.flash import attention
+from kernels_xla.flash.attention import Scale, mixed_chunk_attention, mixed_chunk_attention_reference
+from kernels_xla.flash.weighted_decode import extend, initial_state, state_bytes
+from kernels_xla.flash.weighted_inter_chunk import far
 
 
-def weighted_chunks_attention(
+def weighted_mixed_chunk_attention(
     q_quad: Tensor,
     k_quad: Tensor,
     q_lin: Tensor,
@@ -86,7 +86,7 @@ def weighted_chunks_attention(
     return out if ids is None else keep(out, (ids > 0)[..., None])
 
 
-def weighted_chunks_attention_reference(
+def weighted_mixed_chunk_attention_reference(
     q_quad,
     k_quad,
     q_lin,
@@ -131,13 +131,13 @@ def _mean(x, of):
 def _flops(sizes, case):
     b, n, s, e, c = (*(sizes[axis] for axis in "bnse"), case["chunk_size"])
     pairs_times_two = (1 if case["causal"] else 2) * (-(-n // c)) ** 2  # of chunks
-    return mixed_chunk.SPEC.flops(sizes, case) + b * pairs_times_two * s * (e + 1)
+    return attention.SPEC.flops(sizes, case) + b * pairs_times_two * s * (e + 1)
 
 
 SPEC = KernelSpec(
-    name="weighted_chunks",
-    fast=weighted_chunks_attention,
-    reference=weighted_chunks_attention_reference,
+    name="flash_weighted",
+    fast=weighted_mixed_chunk_attention,
+    reference=weighted_mixed_chunk_attention_reference,
     stream=Stream(initial_state=initial_state, extend=extend, supports=lambda case: case["causal"]),
     inputs={
         **dict.fromkeys(("q_quad", "k_quad", "q_lin", "k_lin", "q_sum", "k_sum"), "bns"),

@@ -3,7 +3,7 @@ import numpy as np
 from tests.oracles.common import bias, queries, relu2
 
 
-def weighted_chunks(
+def flash_weighted(
     q_quad,
     k_quad,
     q_lin,

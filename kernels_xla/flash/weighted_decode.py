@@ -2,7 +2,6 @@
 
 from keras import ops
 
-from kernels_xla import mixed_chunk_stream
 from kernels_xla.common import accumulate
 from kernels_xla.common.chunking import fold, unfold
 from kernels_xla.common.masks import pairs
@@ -17,8 +16,9 @@ from kernels_xla.common.streaming import (
     when_full,
     window,
 )
-from kernels_xla.mixed_chunk_local import local
-from kernels_xla.weighted_chunks_global import token_weights
+from kernels_xla.flash import decode
+from kernels_xla.flash.intra_chunk import local
+from kernels_xla.flash.weighted_inter_chunk import token_weights
 
 
 def initial_state(sizes, case, dtype):
@@ -31,7 +31,7 @@ def initial_state(sizes, case, dtype):
       mean of k_sum, float32; `closed [b]`, int32: how many there are.
     """
     b, s, e, c = (*(sizes[axis] for axis in "bse"), case["chunk_size"])
-    state, chunks = mixed_chunk_stream.initial_state(sizes, case, dtype), -(-sizes["n"] // c)
+    state, chunks = decode.initial_state(sizes, case, dtype), -(-sizes["n"] // c)
     made = {"sums": ops.zeros((b, c, 2 * s), dtype), "chunks": ops.zeros((b, chunks, s, e), dtype)}
     keys = ops.zeros((b, chunks, s), state["sum"].dtype)
     return {**state, **made, "keys": keys, "closed": ops.zeros((b,), "int32")}
@@ -41,7 +41,7 @@ def state_bytes(sizes, case, itemsize):
     s, e, c = sizes["s"], sizes["e"], case["chunk_size"]
     chunks = -(-sizes["n"] // c)
     more = itemsize * (2 * c * s + chunks * s * e) + 4 * chunks * s + 4
-    return mixed_chunk_stream.state_bytes(sizes, case, itemsize) + sizes["b"] * more
+    return decode.state_bytes(sizes, case, itemsize) + sizes["b"] * more
 
 
 def extend(
@@ -65,7 +65,7 @@ def extend(
     if not causal:
         raise ValueError("weighted_chunks can be streamed only if causal, got causal=False")
     if v.shape[1] == 1:
-        bias = mixed_chunk_stream.prepare(state, a, b, chunk_size=chunk_size, scale=scale)
+        bias = decode.prepare(state, a, b, chunk_size=chunk_size, scale=scale)
         heads = ops.concatenate([q_quad, k_quad, q_lin, k_lin, q_sum, k_sum], axis=1)
         out, state = step(state, heads, v[:, 0], bias, chunk_size=chunk_size, valid=valid, scale=scale)
         return out[:, None], close([state], chunk_size)[0]
@@ -77,11 +77,11 @@ def extend(
 def step(state, heads, v, bias, *, chunk_size, valid=None, scale="normalized"):
     """One token of each row, without closing the chunks that it fills: `close` must follow before the next token.
 
-    As `mixed_chunk_stream.step`, with `heads [b, 6, s]`: q_quad, k_quad, q_lin, k_lin, q_sum and k_sum.
+    As `decode.step`, with `heads [b, 6, s]`: q_quad, k_quad, q_lin, k_lin, q_sum and k_sum.
     """
     new = ops.reshape(heads[:, 4:], (ops.shape(heads)[0], 1, -1))
     sums = append(state["sums"], new, state["position"] % chunk_size, valid)
-    out, state = mixed_chunk_stream.step(state, heads[:, :4], v, bias, chunk_size=chunk_size, valid=valid, scale=scale)
+    out, state = decode.step(state, heads[:, :4], v, bias, chunk_size=chunk_size, valid=valid, scale=scale)
     return out, {**state, "sums": sums}
 
 

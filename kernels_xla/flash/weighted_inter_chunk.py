@@ -4,12 +4,12 @@ import math
 
 from keras import ops
 
-from kernels_xla import mixed_chunk_global
 from kernels_xla.common import accumulate
 from kernels_xla.common.chunking import edges
 from kernels_xla.common.joint_softmax import LOW
 from kernels_xla.common.masks import keep
 from kernels_xla.common.spec import Tensor
+from kernels_xla.flash import inter_chunk
 
 
 def far(
@@ -57,7 +57,7 @@ def far(
         return out
     # One that lies between others inside its chunk has no other chunk, so that its tokens weigh the same.
     inner = ops.logical_and(ids != first[..., None], ids != last[..., None])[..., None]
-    return ops.where(inner, mixed_chunk_global.far(q, k, v, None, ids, ids, causal), out)
+    return ops.where(inner, inter_chunk.far(q, k, v, None, ids, ids, causal), out)
 
 
 def token_weights(q: Tensor, k: Tensor, count: Tensor, seen: Tensor) -> Tensor:

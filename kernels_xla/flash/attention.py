@@ -12,10 +12,10 @@ from kernels_xla.common.chunking import fold, unfold
 from kernels_xla.common.masks import documents, keep, pairs
 from kernels_xla.common.rotary import relative_bias
 from kernels_xla.common.spec import KernelSpec, Stream, Tensor
-from kernels_xla.mixed_chunk_first import Rows, check_first, first_tokens, softmax_of_first
-from kernels_xla.mixed_chunk_global import far
-from kernels_xla.mixed_chunk_local import local, with_previous
-from kernels_xla.mixed_chunk_stream import extend, initial_state, state_bytes
+from kernels_xla.flash.decode import extend, initial_state, state_bytes
+from kernels_xla.flash.first_to_all import Rows, check_first, first_tokens, softmax_of_first
+from kernels_xla.flash.inter_chunk import far
+from kernels_xla.flash.intra_chunk import local, with_previous
 
 Scale = Literal["normalized", "paper_appendix"]
 
@@ -205,7 +205,7 @@ def _flops(sizes, case):
 LOCAL_ONLY = {"q_lin": None, "k_lin": None}
 GLOBAL_ONLY = {"q_quad": None, "k_quad": None, "a": None, "b": None}
 SPEC = KernelSpec(
-    name="mixed_chunk",
+    name="flash",
     fast=mixed_chunk_attention,
     reference=mixed_chunk_attention_reference,
     stream=Stream(initial_state=initial_state, extend=extend, supports=lambda case: case["causal"]),

@@ -11,7 +11,7 @@ from kernels_xla.common.accumulate import sum_dtype
 from kernels_xla.common.chunking import fold, sum_of_earlier, unfold
 from kernels_xla.common.masks import keep, pairs
 from kernels_xla.common.streaming import bias_by_distance, leave_grid, like, on_grid, put, rows, runtime_zero, window
-from kernels_xla.mixed_chunk_local import factors, local, with_previous
+from kernels_xla.flash.intra_chunk import factors, local, with_previous
 
 FEW = 8  # rows; of larger batches, at most one in FEW closing a chunk close one by one, and sums are not cut in parts
 PARTS = 16  # into which the sums of few rows are cut, to be made side by side

@@ -1,0 +1,1 @@
+"""FLASH: mixed chunk attention, its decoding, and the variant with weighted chunks."""
