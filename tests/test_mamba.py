@@ -10,7 +10,7 @@ import pytest
 from keras import ops
 
 from flash_tf.layers import Mamba
-from kernels_xla import selective_scan
+from kernels_xla.mamba import selective_scan
 from tests.backends import call, differentiate, tensors, to_numpy
 from tests.numerics import FLOAT32, SIZES, errors, inputs, relative_error
 from tests.oracles import ORACLES

@@ -8,8 +8,8 @@ from flash_tf.layers.common import normal
 from flash_tf.layers.linear_mixer import LinearMixer, check_causal
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.streaming import check_capacity, check_streams
-from kernels_xla import convolution
-from kernels_xla.selective_scan import SPEC
+from kernels_xla.mamba import convolution
+from kernels_xla.mamba.selective_scan import SPEC
 
 STEPS = (1e-3, 1e-1)  # between which the steps begin
 

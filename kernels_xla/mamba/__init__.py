@@ -1,0 +1,1 @@
+"""Mamba: the selective scan and the short convolution before it."""
