@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kernels_xla.combiner_axial import SPEC, combiner_axial_attention
+from kernels_xla.combiner.axial import SPEC, combiner_axial_attention
 from kernels_xla.common.accelerator import tracing_for
 from tests.backends import differentiate
 from tests.numerics import BFLOAT16_LAYER, inputs, relative_error

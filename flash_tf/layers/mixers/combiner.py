@@ -8,7 +8,8 @@ from flash_tf.layers.linear_mixer import LinearMixer
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero, token_positions
 from flash_tf.layers.streaming import check_streams, next_positions
-from kernels_xla import block, combiner_axial, combiner_fixed
+from kernels_xla import block
+from kernels_xla.combiner import axial, fixed
 from kernels_xla.common.masks import keep
 from kernels_xla.common.rotary import rotary
 from kernels_xla.common.streaming import append, emptied, filled, leave_grid, on_grid, when_full, window
@@ -28,7 +29,7 @@ class Combiner(LinearMixer):
       the tokens of its column read, at its place in the other chunks. `v' = R`, what the token attends to among all of
       its chunk; `k' = W_2 norm(x + W_1 R + b_1) + b_2`, in heads. The norm is a layer norm without weights, which those
       of W_2 would repeat. The state keeps a summary of every token.
-    - "fixed": each chunk has one summary, and no weight of its own; see `kernels_xla.combiner_fixed`. The state keeps
+    - "fixed": each chunk has one summary, and no weight of its own; see `kernels_xla.combiner.fixed`. The state keeps
       one of every chunk.
 
     Ours are: rotary, by which FLASH extended it: q, k and the axial k' are rotated at their token's position, and the
@@ -101,7 +102,7 @@ class Combiner(LinearMixer):
 
     @property
     def spec(self):
-        return combiner_axial.SPEC if self.summaries == "axial" else combiner_fixed.SPEC
+        return axial.SPEC if self.summaries == "axial" else fixed.SPEC
 
     @property
     def case(self):
@@ -177,7 +178,7 @@ class Combiner(LinearMixer):
     def _step(self, state, inputs, new, valid):
         """One token: the summaries of a chunk are made when it is full."""
         before, c = state["position"], self.chunk_size
-        out, state = combiner_axial.step(state, **inputs, chunk_size=c, valid=valid)
+        out, state = axial.step(state, **inputs, chunk_size=c, valid=valid)
         state |= {name: append(state[name], new[name], before % c, valid) for name in OPEN}
         chunk = ("k", "v", *OPEN)
 

@@ -1,0 +1,1 @@
+"""Combiner: full attention by conditional expectations, in its axial and fixed forms."""
