@@ -9,7 +9,7 @@ from keras import ops
 from flash_tf import config
 from flash_tf.layers import Combiner, MixedChunkSelfAttention, TransformerLS
 from flash_tf.training import modelling
-from kernels_xla.long_short_causal import long_short_causal_attention
+from kernels_xla.transformer_ls.causal_attention import transformer_ls_causal_attention
 from tests.backends import to_numpy
 from tests.contracts.test_mixers import B, D, N, built, normal, outputs
 from tests.numerics import FLOAT32, relative_error
@@ -116,7 +116,7 @@ def test_a_causal_transformer_ls_reads_a_token_of_two_segments_before_through_it
     inputs = {name: to_numpy(part).astype("float32") for name, part in inputs.items()}
     inputs["scores"][:, 1] = -1e9  # so that no sum has the second token
     other = {**inputs, "v": inputs["v"] + (np.arange(4 * C) == 1)[:, None, None].astype("float32")}
-    before, after = (to_numpy(long_short_causal_attention(**part, chunk_size=C)) for part in (inputs, other))
+    before, after = (to_numpy(transformer_ls_causal_attention(**part, chunk_size=C)) for part in (inputs, other))
     changed = (before != after).any(axis=(0, 2, 3))
     assert changed.tolist() == [1 <= i < 2 * C for i in range(4 * C)]
 
@@ -140,7 +140,7 @@ def test_packed_documents_are_for_a_causal_transformer_ls():
      "Combiner keeps more for a longer text: it needs capacity, the most tokens of a row, got None"),
     (lambda: built(TransformerLS, {"heads": H, "causal": True}).initial_state(1),
      "TransformerLS keeps more for a longer text: it needs capacity, the most tokens of a row, got None"),
-    (lambda: long_short_causal_attention(*[None] * 8, chunk_size=C, causal=False),
+    (lambda: transformer_ls_causal_attention(*[None] * 8, chunk_size=C, causal=False),
      "long_short_causal is causal by definition, and long_short is not: got causal=False"),
     (lambda: MixedChunkSelfAttention(heads=0), "MixedChunkSelfAttention needs heads >= 1, got 0"),
     (lambda: MixedChunkSelfAttention(chunk_size=-1), "MixedChunkSelfAttention needs chunk_size >= 1, got -1"),

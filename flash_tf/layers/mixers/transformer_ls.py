@@ -6,8 +6,8 @@ from keras import ops
 from flash_tf.layers.bidirectional_mixer import BidirectionalMixer
 from flash_tf.layers.common import parts_of, projection
 from flash_tf.layers.mixers import MIXERS
-from kernels_xla import long_short, long_short_causal
-from kernels_xla.long_short import EPSILON
+from kernels_xla.transformer_ls import attention, causal_attention
+from kernels_xla.transformer_ls.attention import EPSILON
 
 
 @MIXERS.register("transformer_ls")
@@ -16,8 +16,8 @@ class TransformerLS(BidirectionalMixer):
     """`out = W_o concat_h(attend(q_h, [near k_h, far K_h], [near v_h, far V_h]))`, one softmax over both.
 
     Source: Zhu et al., "Long-Short Transformer", arXiv:2107.02192. Keys and values pass one layer norm, and their sums
-    another, of keys and values alike, as in the authors' code of masked models; see `kernels_xla.long_short`, and
-    `kernels_xla.long_short_causal`, which sums each segment of the text once it is finished, instead of the whole.
+    another, of keys and values alike, as in the authors' code of masked models; see `kernels_xla.transformer_ls.attention`, and
+    `kernels_xla.transformer_ls.causal_attention`, which sums each segment of the text once it is finished, instead of the whole.
     Its state keeps the sums of all segments. Ours is that the causal form has the same norms, where the authors' sums
     what has passed none, and no relative positions, and that its segments are as long as the window's.
 
@@ -89,7 +89,7 @@ class TransformerLS(BidirectionalMixer):
 
     @property
     def spec(self):
-        return long_short_causal.SPEC if self.causal else long_short.SPEC
+        return causal_attention.SPEC if self.causal else attention.SPEC
 
     def seen(self, n):
         segments = n // self.chunk_size if self.causal else 1

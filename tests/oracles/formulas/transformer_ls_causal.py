@@ -8,7 +8,7 @@ def normalised(x, scale, offset):
     return (x - x.mean()) / np.sqrt(x.var() + 1e-5) * scale + offset
 
 
-def long_short_causal(
+def transformer_ls_causal(
     q,
     k,
     v,

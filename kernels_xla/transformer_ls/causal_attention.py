@@ -12,14 +12,14 @@ from kernels_xla.common.joint_softmax import joint_attention, joint_attention_re
 from kernels_xla.common.masks import documents, pairs
 from kernels_xla.common.spec import KernelSpec, Stream, Tensor
 from kernels_xla.common.streaming import append, emptied, filled, leave_grid, like, on_grid, rows, when_full, window
-from kernels_xla.long_short import EPSILON, sums
+from kernels_xla.transformer_ls.attention import EPSILON, sums
 
 NEW = ("k", "v", "scores")  # kept of the tokens of the open segment
 BEFORE = ("k_before", "v_before")
 SUMS = ("k_sum", "v_sum")
 
 
-def long_short_causal_attention(
+def transformer_ls_causal_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -64,7 +64,7 @@ def long_short_causal_attention(
       O(n (c + r n / c) h (s + e)) multiply-adds, O(n (c + r n / c) h) memory: between linear and quadratic in n.
 
     Precision:
-      Sums as `long_short_attention`, else that of `joint_attention`.
+      Sums as `transformer_ls_attention`, else that of `joint_attention`.
     """
     _check(causal)
     n, c, ids = ops.shape(v)[1], chunk_size, documents(padding_mask, segment_ids)
@@ -103,7 +103,7 @@ def _flat(x):
     return ops.reshape(x, (ops.shape(x)[0], -1, *ops.shape(x)[3:]))
 
 
-def long_short_causal_attention_reference(
+def transformer_ls_causal_attention_reference(
     q,
     k,
     v,
@@ -242,9 +242,9 @@ def _flops(sizes, case):
 
 
 SPEC = KernelSpec(
-    name="long_short_causal",
-    fast=long_short_causal_attention,
-    reference=long_short_causal_attention_reference,
+    name="transformer_ls_causal",
+    fast=transformer_ls_causal_attention,
+    reference=transformer_ls_causal_attention_reference,
     stream=Stream(initial_state=initial_state, extend=extend, supports=lambda case: True),
     inputs={
         "q": "bnhs", "k": "bnhs", "v": "bnhe", "scores": "bnhr",

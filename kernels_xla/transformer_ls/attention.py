@@ -16,7 +16,7 @@ from kernels_xla.softmax import attend
 EPSILON = 1e-5
 
 
-def long_short_attention(
+def transformer_ls_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -78,7 +78,7 @@ def sums(scores: Tensor, seen: Tensor | None, k: Tensor, v: Tensor, *norm: Tenso
       seen: Bool `[b, g, c]`, b being 1 where all rows are alike; None for all tokens.
       k: `[b, g, c, h, s]`.
       v: `[b, g, c, h, e]`.
-      *norm: `k_scale`, `k_offset`, `v_scale` and `v_offset`, as in `long_short_attention`.
+      *norm: `k_scale`, `k_offset`, `v_scale` and `v_offset`, as in `transformer_ls_attention`.
 
     Returns:
       `[b, g, r, h, s]` and `[b, g, r, h, e]`, in the dtype of `v`.
@@ -118,7 +118,7 @@ def _flat(x):
     return ops.reshape(x, (-1, *ops.shape(x)[2:]))
 
 
-def long_short_attention_reference(
+def transformer_ls_attention_reference(
     q, k, v, scores, k_scale, k_offset, v_scale, v_offset, *, chunk_size, padding_mask=None
 ):
     """All pairs with the window as a mask, beside the sums."""
@@ -153,9 +153,9 @@ def _flops(sizes, case):
 
 
 SPEC = KernelSpec(
-    name="long_short",
-    fast=long_short_attention,
-    reference=long_short_attention_reference,
+    name="transformer_ls",
+    fast=transformer_ls_attention,
+    reference=transformer_ls_attention_reference,
     stream=None,
     inputs={
         "q": "bnhs", "k": "bnhs", "v": "bnhe", "scores": "bnhr",

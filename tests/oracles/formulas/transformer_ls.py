@@ -8,7 +8,7 @@ def normalised(x, scale, offset):
     return (x - x.mean()) / np.sqrt(x.var() + 1e-5) * scale + offset
 
 
-def long_short(q, k, v, scores, k_scale, k_offset, v_scale, v_offset, *, chunk_size, padding_mask=None):
+def transformer_ls(q, k, v, scores, k_scale, k_offset, v_scale, v_offset, *, chunk_size, padding_mask=None):
     """One softmax over a window's tokens and normalised sums over the text, each weighted by a softmax of its own."""
     out = np.zeros(v.shape)
     for row, own in texts(v, padding_mask):

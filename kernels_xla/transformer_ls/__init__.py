@@ -1,0 +1,1 @@
+"""Transformer-LS: a sliding window beside a dynamic low-rank projection."""
