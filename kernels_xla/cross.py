@@ -8,7 +8,7 @@ from keras import ops
 
 from kernels_xla.common.masks import keep
 from kernels_xla.common.spec import KernelSpec, Tensor
-from kernels_xla.quadratic import attend
+from kernels_xla.gau import attend
 
 
 def cross_attention(

@@ -6,7 +6,7 @@ from keras import ops
 
 from flash_tf.layers import MixedChunkAttention
 from kernels_xla.flash.attention import SPEC, mixed_chunk_attention
-from kernels_xla.quadratic import quadratic_attention
+from kernels_xla.gau import gau_attention
 from kernels_xla.softmax import softmax_attention
 from tests.backends import tensors, to_numpy
 from tests.numerics import FLOAT32, inputs, masks, relative_error
@@ -60,7 +60,7 @@ def test_overlapping_windows_give_the_second_chunk_quadratic_attention_of_two_ch
     two = {name: x[:, :n] if x.ndim > 2 else x for name, x in ARRAYS.items()}
     got = kernel(**{**two, **NO_LINEAR, "chunk_size": C, "overlapping": True, "causal": causal})
     q, k, v = (heads(two[name]) for name in ("q_quad", "k_quad", "v"))
-    want = to_numpy(quadratic_attention(q, k, v, A, B, causal=causal, divisor=n))[:, :, 0]
+    want = to_numpy(gau_attention(q, k, v, A, B, causal=causal, divisor=n))[:, :, 0]
     assert relative_error(got[:, C:], want[:, C:]) < FLOAT32
     assert (relative_error(got[:, :C], want[:, :C]) < FLOAT32) == causal  # no chunk sees the one after it
 

@@ -7,9 +7,9 @@ from tests.oracles.common import rotate, scaled_sin
 from tests.oracles.formulas.decayed import decayed
 from tests.oracles.formulas.flash import flash
 from tests.oracles.formulas.gated import gated
+from tests.oracles.formulas.gau import gau
 from tests.oracles.formulas.linear import linear
 from tests.oracles.formulas.norms import scale_norm
-from tests.oracles.formulas.quadratic import quadratic
 from tests.oracles.formulas.rotary import rotary
 from tests.oracles.formulas.softmax import softmax
 
@@ -58,21 +58,21 @@ def test_scale_norm_leaves_the_root_mean_square_g():
 def test_quadratic_of_two_tokens_is_as_by_hand():
     q, k, v = heads([2, 0, 0, 0], [0, 4, 0, 0]), heads([1, 1, 0, 0], [0, 3, 0, 0]), heads([1, 10], [100, 1000])
     # Products q·k/√4: 1 and 0 for the first query, 2 and 6 for the second; squared and halved: ½, 0 and 2, 18.
-    assert relative_error(quadratic(q, k, v), heads([0.5, 5], [1802, 18020])) < FLOAT64
+    assert relative_error(gau(q, k, v), heads([0.5, 5], [1802, 18020])) < FLOAT64
     # A causal first token counts itself alone.
-    assert relative_error(quadratic(q, k, v, causal=True), heads([1, 10], [1802, 18020])) < FLOAT64
-    assert relative_error(quadratic(q, k, v, causal=True, divisor="length"), heads([0.5, 5], [1802, 18020])) < FLOAT64
+    assert relative_error(gau(q, k, v, causal=True), heads([1, 10], [1802, 18020])) < FLOAT64
+    assert relative_error(gau(q, k, v, causal=True, divisor="length"), heads([0.5, 5], [1802, 18020])) < FLOAT64
     # Products over 4, squared: ¼, 0 and 1, 9.
-    got = quadratic(q, k, v, scale="paper_appendix", divisor=4)
+    got = gau(q, k, v, scale="paper_appendix", divisor=4)
     assert relative_error(got, heads([0.25, 2.5], [901, 9010])) < FLOAT64
 
 
 def test_the_bias_of_the_appendix_is_not_divided():
     q = k = np.zeros([1, 1, 1, 2])
     a, b = np.array([3.0, 0]), np.array([1.0, 0])
-    got = quadratic(q, k, heads([1]), a, b, scale="paper_appendix", divisor=7)
+    got = gau(q, k, heads([1]), a, b, scale="paper_appendix", divisor=7)
     assert relative_error(got, heads([9])) < FLOAT64
-    assert relative_error(quadratic(q, k, heads([1]), a, b, divisor=7), heads([9 / 7])) < FLOAT64
+    assert relative_error(gau(q, k, heads([1]), a, b, divisor=7), heads([9 / 7])) < FLOAT64
 
 
 def test_mixed_chunk_adds_the_linear_sum_of_earlier_chunks():
@@ -90,7 +90,7 @@ def test_mixed_chunk_adds_the_linear_mean_of_all_tokens_unless_causal():
 
 def test_one_chunk_of_causal_mixed_chunk_is_quadratic_with_a_constant_divisor():
     q, k, v, a, b = normal(2, 6, 4), normal(2, 6, 4, seed=1), normal(2, 6, 3, seed=2), normal(4), normal(4, seed=3)
-    whole = quadratic(q[:, :, None], k[:, :, None], v[:, :, None], a, b, causal=True, divisor=6)[:, :, 0]
+    whole = gau(q[:, :, None], k[:, :, None], v[:, :, None], a, b, causal=True, divisor=6)[:, :, 0]
     assert relative_error(flash(q, k, q, k, v, a, b, chunk_size=6, causal=True), whole) < FLOAT64
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from flash_tf.layers import QuadraticAttention
 from flash_tf.models.causal_lm import CausalLM
-from kernels_xla.quadratic import quadratic_attention
+from kernels_xla.gau import gau_attention
 from tests.backends import compiled, tensors, to_numpy
 from tests.numerics import FLOAT32, inputs, masks, real_tokens, relative_error
 from tests.oracles import ORACLES
@@ -22,22 +22,22 @@ def prefix(*lengths, n=N):
 @pytest.mark.parametrize("layout", ["whole", "padded", "packed"])
 @pytest.mark.parametrize("options", [{}, {"divisor": "length"}, {"scale": "paper_appendix", "divisor": 5}], ids=str)
 def test_the_kernel_is_the_formula(layout, options):
-    from kernels_xla.quadratic import SPEC
+    from kernels_xla.gau import SPEC
 
     arrays, masked = inputs(SPEC), masks(layout)
     masked["prefix_mask"] = np.random.default_rng(3).random([B, 37]) < 0.3  # wherever a document has them
-    want = ORACLES["quadratic"](**arrays, causal=True, **masked, **options)
+    want = ORACLES["gau"](**arrays, causal=True, **masked, **options)
     given = tensors({**arrays, **masked}, "float32")
-    got = to_numpy(compiled(lambda given: quadratic_attention(**given, causal=True, **options))(given))
+    got = to_numpy(compiled(lambda given: gau_attention(**given, causal=True, **options))(given))
     real = real_tokens(masked)[..., None, None]
     assert relative_error(got * real, want * real) < FLOAT32
 
 
 def test_no_prefix_is_causal_and_a_prefix_of_all_is_not():
-    from kernels_xla.quadratic import SPEC
+    from kernels_xla.gau import SPEC
 
     arrays = tensors(inputs(SPEC), "float32")
-    run = lambda **options: to_numpy(quadratic_attention(**arrays, **options))  # noqa: E731
+    run = lambda **options: to_numpy(gau_attention(**arrays, **options))  # noqa: E731
     none, every = (tensors({"m": np.full([B, 37], all_)}, "float32")["m"] for all_ in (False, True))
     assert relative_error(run(causal=True, prefix_mask=none), run(causal=True)) < FLOAT32
     assert relative_error(run(causal=True, prefix_mask=every), run()) < FLOAT32

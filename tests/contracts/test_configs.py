@@ -150,7 +150,7 @@ def row_sum(mixer, x):
     a, b = (to_numpy(w) for w in (mixer.bias.a, mixer.bias.b))
     ones, options = np.ones([*z.shape[:2], 1]), {"causal": mixer.causal, "scale": mixer.scale}
     if mixer.head_names == ("q", "k"):
-        sums = ORACLES["quadratic"](head("q"), head("k"), ones[..., None], a, b, divisor=mixer.divisor, **options)
+        sums = ORACLES["gau"](head("q"), head("k"), ones[..., None], a, b, divisor=mixer.divisor, **options)
     else:
         nothing = np.zeros([*z.shape[:2], s])  # silences the linear part
         quadratic = (head("quad_q")[:, :, 0], head("quad_k")[:, :, 0])

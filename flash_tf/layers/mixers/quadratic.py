@@ -5,9 +5,9 @@ from keras import ops
 
 from flash_tf.layers.gated_attention_unit import GatedAttentionUnit
 from flash_tf.layers.mixers import MIXERS
-from kernels_xla import quadratic, softmax
+from kernels_xla import gau, softmax
 from kernels_xla.common.rotary import rotary
-from kernels_xla.quadratic import SPEC, quadratic_attention
+from kernels_xla.gau import SPEC, gau_attention
 from kernels_xla.softmax import softmax_attention
 
 
@@ -26,7 +26,7 @@ class QuadraticAttention(GatedAttentionUnit):
       kernel: "relu2", or "softmax", which takes no relative bias, scale or divisor.
       gated: Whether there is a gate; without it the values are 2e wide.
       relative_bias: Whether scores get a learned Toeplitz bias, 256 parameters.
-      scale: "normalized", or "paper_appendix"; see `kernels_xla.quadratic`.
+      scale: "normalized", or "paper_appendix"; see `kernels_xla.gau`.
       divisor: "position" (tokens seen), "length" (tokens of the document: the paper's, cannot decode), or a constant.
       **kwargs: Passed to `keras.layers.Layer`.
 
@@ -105,7 +105,7 @@ class QuadraticAttention(GatedAttentionUnit):
             out = softmax_attention(q, k, values, **masks)
         else:
             options = {"scale": self.scale, "divisor": self.divisor, "offset": offset, **prefix}
-            out = quadratic_attention(q, k, values, a, b, **options, **masks)
+            out = gau_attention(q, k, values, a, b, **options, **masks)
         return ops.reshape(out, ops.shape(v))
 
     def _split(self, x):
@@ -130,9 +130,9 @@ class QuadraticAttention(GatedAttentionUnit):
             out, state = softmax.extend(*given, valid=valid)
         else:
             options = {"scale": self.scale, "divisor": self.divisor, "prepared": (prepared or {}).get("bias")}
-            out, state = quadratic.extend(*given, **self.stream_bias(), valid=valid, **options)
+            out, state = gau.extend(*given, **self.stream_bias(), valid=valid, **options)
         return ops.reshape(out, ops.shape(v)), state
 
     def prepare(self, state):
         bias = self.stream_bias()
-        return {"bias": quadratic.prepare(state, **bias)} if bias else {}
+        return {"bias": gau.prepare(state, **bias)} if bias else {}

@@ -20,7 +20,7 @@ def flash_weighted(
     padding_mask=None,
     segment_ids=None,
 ):
-    """`quadratic` inside the own chunk, and of each chunk h seen A_h times the mean over it of (q_lin_i·k_lin_j) v_j.
+    """`gau` inside the own chunk, and of each chunk h seen A_h times the mean over it of (q_lin_i·k_lin_j) v_j.
 
     A_h ∝ N_h exp(q̄·k̄_h/√s), k̄_h the mean of k_sum over the document's N_h tokens there. If causal, the chunks before
     are seen, and q̄ is the mean of q_sum over the one just before; otherwise all chunks, and q̄ is of the own one.

@@ -20,7 +20,7 @@ Divisor = Literal["position", "length"] | int
 STRIP = 1024  # tokens of a strip of queries at least: values are wide, and each strip more is a pass over them
 
 
-def quadratic_attention(
+def gau_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -124,7 +124,7 @@ def _over_heads(x):
     return x if len(x.shape) == 2 else ops.expand_dims(x, 1)
 
 
-def quadratic_attention_reference(
+def gau_attention_reference(
     q,
     k,
     v,
@@ -180,9 +180,9 @@ def extend(
 
 
 SPEC = KernelSpec(
-    name="quadratic",
-    fast=quadratic_attention,
-    reference=quadratic_attention_reference,
+    name="gau",
+    fast=gau_attention,
+    reference=gau_attention_reference,
     stream=Stream(
         initial_state=initial_state,
         extend=extend,

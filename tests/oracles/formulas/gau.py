@@ -3,7 +3,7 @@ import numpy as np
 from tests.oracles.common import bias, queries, relu2
 
 
-def quadratic(
+def gau(
     q,
     k,
     v,
