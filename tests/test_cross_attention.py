@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from flash_tf.layers import CrossGatedAttention
-from kernels_xla.cross import cross_attention
+from kernels_xla.gau_cross import gau_cross_attention
 from tests.backends import tensors, to_numpy, value_and_gradients
 from tests.numerics import BFLOAT16_LAYER, FLOAT32, relative_error
 from tests.oracles import ORACLES
@@ -39,7 +39,7 @@ def test_the_layer_is_its_formula():
     v, z_memory = np.split(silu(dense(layer.memory_projection, memory)), [2 * D], axis=-1)
     weights = {w.name: to_numpy(w) for part in (layer.query_scale, layer.key_scale) for w in part.weights}
     q, k = z * weights["gamma_q"] + weights["beta_q"], z_memory * weights["gamma_k"] + weights["beta_k"]
-    attended = ORACLES["cross"](q[:, :, None], k[:, :, None], v[:, :, None])[:, :, 0]
+    attended = ORACLES["gau_cross"](q[:, :, None], k[:, :, None], v[:, :, None])[:, :, 0]
     assert relative_error(outputs(layer, x, memory), dense(layer.out_projection, u * attended)) < FLOAT32
 
 
@@ -56,12 +56,12 @@ def test_a_row_whose_memory_is_all_padding_reads_nothing():
     arrays = {name: normal(B, length, 1, 4, seed=i) for i, (name, length) in enumerate((("q", N), ("k", M), ("v", M)))}
     real = np.stack([np.zeros(M, bool), np.ones(M, bool)])
     given = tensors({**arrays, "memory_mask": real}, "float32")
-    function = lambda q, k, v: cross_attention(q, k, v, memory_mask=given["memory_mask"])  # noqa: E731
+    function = lambda q, k, v: gau_cross_attention(q, k, v, memory_mask=given["memory_mask"])  # noqa: E731
     floats = {name: given[name] for name in arrays}
     out, gradients = value_and_gradients(function, floats, lambda shape: normal(*shape, seed=5))
     assert not to_numpy(out)[0].any() and to_numpy(out)[1].any()
     assert all(np.isfinite(to_numpy(g)).all() for g in gradients.values())
-    assert relative_error(to_numpy(out), ORACLES["cross"](**arrays, memory_mask=real)) < FLOAT32
+    assert relative_error(to_numpy(out), ORACLES["gau_cross"](**arrays, memory_mask=real)) < FLOAT32
 
 
 def test_a_token_sees_no_other_token_of_its_own_text():

@@ -5,7 +5,7 @@ from keras import ops
 
 from flash_tf.layers.common import options, parts_of, projection
 from flash_tf.layers.offset_scale import OffsetScale
-from kernels_xla.cross import cross_attention
+from kernels_xla.gau_cross import gau_cross_attention
 
 
 @keras.saving.register_keras_serializable("flash_tf")
@@ -64,7 +64,7 @@ class CrossGatedAttention(keras.layers.Layer):
         v, z_memory = parts_of(self.memory_projection, memory, widths, ops.silu)
         q, k = self.query_scale(z)["q"], self.key_scale(z_memory)["k"]
         one_head = (ops.expand_dims(part, 2) for part in (q, k, v))
-        attended = cross_attention(*one_head, padding_mask=padding_mask, memory_mask=memory_mask)
+        attended = gau_cross_attention(*one_head, padding_mask=padding_mask, memory_mask=memory_mask)
         return self.out_projection(u * attended[:, :, 0])
 
     def compute_output_shape(self, x_shape, memory_shape):

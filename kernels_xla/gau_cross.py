@@ -11,7 +11,7 @@ from kernels_xla.common.spec import KernelSpec, Tensor
 from kernels_xla.gau import attend
 
 
-def cross_attention(
+def gau_cross_attention(
     q: Tensor, k: Tensor, v: Tensor, *, padding_mask: Tensor | None = None, memory_mask: Tensor | None = None
 ) -> Tensor:
     """Adds up values by squared-ReLU weights: out[i] = sum over j of relu(q[i] . k[j] / sqrt(s))^2 / N v[j], a head.
@@ -44,7 +44,7 @@ def cross_attention(
     return out if padding_mask is None else keep(out, padding_mask[..., None, None])
 
 
-def cross_attention_reference(q, k, v, *, padding_mask=None, memory_mask=None):
+def gau_cross_attention_reference(q, k, v, *, padding_mask=None, memory_mask=None):
     """The formula over dense weights, with masks as factors."""
     b, n, h, s = q.shape
     there, real = ops.ones((b, k.shape[1]), v.dtype), ops.ones((b, n), v.dtype)
@@ -57,9 +57,9 @@ def cross_attention_reference(q, k, v, *, padding_mask=None, memory_mask=None):
 
 
 SPEC = KernelSpec(
-    name="cross",
-    fast=cross_attention,
-    reference=cross_attention_reference,
+    name="gau_cross",
+    fast=gau_cross_attention,
+    reference=gau_cross_attention_reference,
     stream=None,
     inputs={"q": "bnhs", "k": "bmhs", "v": "bmhe"},
     cases=({},),

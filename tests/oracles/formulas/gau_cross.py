@@ -1,7 +1,7 @@
 import numpy as np
 
 
-def cross(q, k, v, *, padding_mask=None, memory_mask=None):
+def gau_cross(q, k, v, *, padding_mask=None, memory_mask=None):
     """Σ_j relu(q_i·k_j/√s)²/N · v_j over the N real tokens j of the memory."""
     out = np.zeros((*q.shape[:3], v.shape[-1]))
     for row, i, head in np.ndindex(q.shape[:3]):
