@@ -23,7 +23,7 @@ from kernels_xla.common.streaming import (
     when_full,
     window,
 )
-from kernels_xla.softmax import attend, softmax_attention_reference
+from kernels_xla.softmax_attention import attend, softmax_attention_reference
 
 
 def block_attention(

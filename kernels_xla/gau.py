@@ -12,7 +12,7 @@ from kernels_xla.common.masks import documents, keep, pairs, strips
 from kernels_xla.common.rotary import relative_bias
 from kernels_xla.common.spec import KernelSpec, Stream, Tensor
 from kernels_xla.common.streaming import append, bias_by_distance, runtime_zero
-from kernels_xla.softmax import attention_flops, cache_bytes, initial_state
+from kernels_xla.softmax_attention import attention_flops, cache_bytes, initial_state
 
 Scale = Literal["normalized", "paper_appendix"]
 Divisor = Literal["position", "length"] | int

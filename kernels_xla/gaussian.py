@@ -8,7 +8,7 @@ from keras import ops
 from kernels_xla.common import landmarks
 from kernels_xla.common.masks import documents, keep, pairs
 from kernels_xla.common.spec import KernelSpec, Tensor
-from kernels_xla.softmax import attention_flops
+from kernels_xla.softmax_attention import attention_flops
 
 
 def gaussian_attention(

@@ -9,7 +9,7 @@ from kernels_xla.common.accumulate import einsum
 from kernels_xla.common.landmarks import flops, means, pseudo_inverse, real, segments
 from kernels_xla.common.masks import keep
 from kernels_xla.common.spec import KernelSpec, Tensor
-from kernels_xla.softmax import attend
+from kernels_xla.softmax_attention import attend
 
 
 def nystrom_attention(q: Tensor, k: Tensor, v: Tensor, *, landmarks: int, padding_mask: Tensor | None = None) -> Tensor:

@@ -7,7 +7,7 @@ from keras import ops
 
 from kernels_xla.common.landmarks import real
 from kernels_xla.common.spec import KernelSpec, Tensor
-from kernels_xla.softmax import attend
+from kernels_xla.softmax_attention import attend
 
 
 def projected_attention(

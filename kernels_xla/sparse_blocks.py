@@ -10,7 +10,7 @@ from keras import ops
 from kernels_xla.common.chunking import fold, unfold
 from kernels_xla.common.landmarks import draws, gathered, real
 from kernels_xla.common.spec import KernelSpec, Tensor
-from kernels_xla.softmax import attend
+from kernels_xla.softmax_attention import attend
 
 PERIOD = 1024  # blocks, after which the random ones repeat
 

@@ -8,7 +8,7 @@ from keras import ops
 from kernels_xla.common.accumulate import einsum, sum_dtype
 from kernels_xla.common.landmarks import draws, gathered, numbers, positions_of, real
 from kernels_xla.common.spec import KernelSpec, Tensor
-from kernels_xla.softmax import attend
+from kernels_xla.softmax_attention import attend
 
 
 def sparse_query_attention(

@@ -16,7 +16,7 @@ from flash_tf.layers import (
 )
 from kernels_xla import gaussian, gaussian_landmarks, hashed, nystrom, sparse_blocks, sparse_queries
 from kernels_xla.common.landmarks import pseudo_inverse, segments
-from kernels_xla.softmax import softmax_attention
+from kernels_xla.softmax_attention import softmax_attention
 from tests.backends import call, to_numpy
 from tests.contracts.test_mixers import B, D, N, built, normal, outputs
 from tests.numerics import FLOAT32, inputs, relative_error

@@ -4,7 +4,7 @@ import keras
 import pytest
 
 from kernels_xla.common import accelerator
-from kernels_xla.softmax import SPEC, softmax_attention
+from kernels_xla.softmax_attention import SPEC, softmax_attention
 from tests.backends import call, differentiate
 from tests.numerics import FLOAT32, SIZES, inputs, masks, relative_error
 

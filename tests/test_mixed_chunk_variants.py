@@ -7,7 +7,7 @@ from keras import ops
 from flash_tf.layers import MixedChunkAttention
 from kernels_xla.flash.attention import SPEC, mixed_chunk_attention
 from kernels_xla.gau import gau_attention
-from kernels_xla.softmax import softmax_attention
+from kernels_xla.softmax_attention import softmax_attention
 from tests.backends import tensors, to_numpy
 from tests.numerics import FLOAT32, inputs, masks, relative_error
 

@@ -11,7 +11,7 @@ from tests.oracles.formulas.gau import gau
 from tests.oracles.formulas.linear import linear
 from tests.oracles.formulas.norms import scale_norm
 from tests.oracles.formulas.rotary import rotary
-from tests.oracles.formulas.softmax import softmax
+from tests.oracles.formulas.softmax_attention import softmax_attention
 
 
 def normal(*shape, seed=0):
@@ -97,13 +97,16 @@ def test_one_chunk_of_causal_mixed_chunk_is_quadratic_with_a_constant_divisor():
 def test_softmax_of_equal_scores_is_the_mean_of_the_visible_values():
     q, v = np.zeros([1, 4, 1, 2]), heads([1], [2], [6], [100])
     mask = np.array([[True, True, True, False]])
-    assert relative_error(softmax(q, q, v, padding_mask=mask), heads([3], [3], [3], [0])) < FLOAT64
-    assert relative_error(softmax(q, q, v, causal=True, padding_mask=mask), heads([1], [1.5], [3], [0])) < FLOAT64
+    assert relative_error(softmax_attention(q, q, v, padding_mask=mask), heads([3], [3], [3], [0])) < FLOAT64
+    assert (
+        relative_error(softmax_attention(q, q, v, causal=True, padding_mask=mask), heads([1], [1.5], [3], [0]))
+        < FLOAT64
+    )
 
 
 def test_softmax_divides_scores_by_the_root_of_the_width():
     q, k, v = heads([2, 0, 0, 0]), heads([0, 0, 0, 0], [np.log(3), 0, 0, 0]), heads([0], [4])
-    assert relative_error(softmax(np.repeat(q, 2, axis=1), k, v), heads([3], [3])) < FLOAT64
+    assert relative_error(softmax_attention(np.repeat(q, 2, axis=1), k, v), heads([3], [3])) < FLOAT64
 
 
 def test_masks_leave_what_the_real_tokens_of_one_document_give_alone():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernels_xla import gau, softmax
+from kernels_xla import gau, softmax_attention
 from kernels_xla.common import masks
 from tests import numerics
 from tests.backends import differentiate

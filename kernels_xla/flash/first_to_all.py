@@ -6,7 +6,7 @@ from keras import ops
 
 from kernels_xla.common.masks import pairs
 from kernels_xla.common.spec import Tensor
-from kernels_xla.softmax import attend
+from kernels_xla.softmax_attention import attend
 
 Rows = Literal["none", "cls", "chunks"]
 

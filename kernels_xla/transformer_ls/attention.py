@@ -11,7 +11,7 @@ from kernels_xla.common.chunking import fold, unfold
 from kernels_xla.common.landmarks import real
 from kernels_xla.common.masks import keep
 from kernels_xla.common.spec import KernelSpec, Tensor
-from kernels_xla.softmax import attend
+from kernels_xla.softmax_attention import attend
 
 EPSILON = 1e-5
 

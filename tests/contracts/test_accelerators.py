@@ -10,7 +10,7 @@ from keras import ops
 from flash_tf.layers.scaled_sin import ScaledSinusoidalEmbedding
 from kernels_xla.common.accelerator import on_tpu, tracing_for
 from kernels_xla.common.rotary import SPEC, rotary, turns
-from kernels_xla.softmax import softmax_attention
+from kernels_xla.softmax_attention import softmax_attention
 from tests.backends import differentiate, tensors, to_numpy, value_and_gradients
 from tests.contracts.test_mixers import FEEDFORWARDS, MIXERS, B, D, N, cases, packs
 from tests.numerics import FLOAT32, inputs, masks, relative_error

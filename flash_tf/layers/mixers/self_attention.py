@@ -8,10 +8,10 @@ from flash_tf.layers.kernel_mixer import KernelMixer
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero, token_positions
 from flash_tf.layers.streaming import check_streams, next_positions
-from kernels_xla import gau, softmax
+from kernels_xla import gau, softmax_attention
 from kernels_xla.common.rotary import rotary
 from kernels_xla.gau import gau_attention
-from kernels_xla.softmax import SPEC, softmax_attention
+from kernels_xla.softmax_attention import SPEC, softmax_attention
 
 
 @MIXERS.register("self_attention")
@@ -113,7 +113,7 @@ class MultiHeadSelfAttention(KernelMixer):
         """The next tokens of each row; see `flash_tf.layers.mixers`."""
         check_streams(self, self.obstacle)
         positions = next_positions(state["position"], ops.shape(x)[1]) if positions is None else positions
-        attend = softmax.extend if self.kernel == "softmax" else gau.extend
+        attend = softmax_attention.extend if self.kernel == "softmax" else gau.extend
         q, k, v, *gate = self._project(x, positions)
         out, state = attend(state, q, k, v, valid=valid)
         return self._leave(out, gate), state

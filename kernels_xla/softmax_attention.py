@@ -170,7 +170,7 @@ def attention_flops(sizes, case):
 
 
 SPEC = KernelSpec(
-    name="softmax",
+    name="softmax_attention",
     fast=softmax_attention,
     reference=softmax_attention_reference,
     stream=Stream(initial_state=initial_state, extend=extend, supports=lambda case: case["causal"]),

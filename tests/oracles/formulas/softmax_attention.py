@@ -3,7 +3,7 @@ import numpy as np
 from tests.oracles.common import queries
 
 
-def softmax(q, k, v, *, causal=False, padding_mask=None, segment_ids=None):
+def softmax_attention(q, k, v, *, causal=False, padding_mask=None, segment_ids=None):
     """Σ_j exp(q_i·k_j/√s) · v_j / Σ_j exp(q_i·k_j/√s)."""
     out = np.zeros(v.shape)
     for row, i, own in queries(v, padding_mask, segment_ids):
