@@ -50,7 +50,7 @@ def test_queries_and_keys_across_chunks_are_those_inside_scaled_offset_and_rotat
     heads |= {f"{name}_lin": scale[f"gamma_{name}_lin"] * y + scale[f"beta_{name}_lin"] for name, y in heads.items()}
     positions = np.broadcast_to(np.arange(N), (B, N))
     turned = {name: ORACLES["rotary"](part.reshape(B, N, H, D // H), positions) for name, part in heads.items()}
-    out = ORACLES["mixed_heads"](**turned, v=v.reshape(B, N, H, D // H), chunk_size=C, causal=causal)
+    out = ORACLES["mc_tfm"](**turned, v=v.reshape(B, N, H, D // H), chunk_size=C, causal=causal)
     want = dense(layer.out_projection, out.reshape(B, N, D))
     assert relative_error(outputs(layer, x.astype("float32")), want) < FLOAT32
 

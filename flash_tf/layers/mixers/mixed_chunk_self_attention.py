@@ -7,7 +7,7 @@ from flash_tf.layers.linear_mixer import LinearMixer
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.offset_scale import OffsetScale
 from kernels_xla.common.rotary import rotary
-from kernels_xla.mixed_heads import SPEC
+from kernels_xla.mc_tfm import SPEC
 
 
 @MIXERS.register("mixed_chunk_self_attention")
@@ -16,7 +16,7 @@ class MixedChunkSelfAttention(LinearMixer):
     """`out = W_o concat_h(softmax inside the chunk + linear attention across chunks)`, with biases.
 
     Source: FLASH (arXiv:2202.10447), section 4.4, "MC-TFM++": mixed chunk attention with multi-head self-attention
-    instead of the gated unit. The paper gives no formula; ours is that of `kernels_xla.mixed_heads`, with queries and
+    instead of the gated unit. The paper gives no formula; ours is that of `kernels_xla.mc_tfm`, with queries and
     keys of the linear part made of those of the other, channel by channel: `q_lin = gamma q + beta`, as FLASH makes its
     four heads of one.
 

@@ -3,7 +3,7 @@ import numpy as np
 from tests.oracles.common import queries
 
 
-def mixed_heads(q, k, v, q_lin, k_lin, *, chunk_size, causal=False, padding_mask=None, segment_ids=None):
+def mc_tfm(q, k, v, q_lin, k_lin, *, chunk_size, causal=False, padding_mask=None, segment_ids=None):
     """Softmax among the own document's tokens of the own chunk, plus Σ_j (q_lin_i·k_lin_j)/N · v_j across chunks.
 
     The second sum takes the N tokens of the document in earlier chunks if causal, and all its N tokens otherwise.

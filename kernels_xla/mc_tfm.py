@@ -18,7 +18,7 @@ from kernels_xla.common.streaming import append, emptied, filled, leave_grid, on
 from kernels_xla.linear import across_chunks, linear_attention
 
 
-def mixed_heads_attention(
+def mc_tfm_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -84,9 +84,7 @@ def _shared(q, tokens):
     return ops.cast(ops.cast(q, tokens.dtype) / ops.maximum(tokens, 1), q.dtype)
 
 
-def mixed_heads_attention_reference(
-    q, k, v, q_lin, k_lin, *, chunk_size, causal=False, padding_mask=None, segment_ids=None
-):
+def mc_tfm_attention_reference(q, k, v, q_lin, k_lin, *, chunk_size, causal=False, padding_mask=None, segment_ids=None):
     """The docstring's two sums, the second as dense `[b, h, i, j]` weights."""
     masks = {"padding_mask": padding_mask, "segment_ids": segment_ids}
     near = block_attention_reference(q, k, v, chunk_size=chunk_size, causal=causal, **masks)
@@ -165,9 +163,9 @@ def _flops(sizes, case):
 
 
 SPEC = KernelSpec(
-    name="mixed_heads",
-    fast=mixed_heads_attention,
-    reference=mixed_heads_attention_reference,
+    name="mc_tfm",
+    fast=mc_tfm_attention,
+    reference=mc_tfm_attention_reference,
     stream=Stream(initial_state=initial_state, extend=extend, supports=lambda case: case["causal"]),
     inputs={"q": "bnhs", "k": "bnhs", "v": "bnhe", "q_lin": "bnhs", "k_lin": "bnhs"},
     cases=({"chunk_size": 4, "causal": True}, {"chunk_size": 4, "causal": False}),
