@@ -15,7 +15,7 @@ from kernels_xla.common.masks import documents, keep
 from kernels_xla.common.recurrence import of_heads
 from kernels_xla.common.spec import KernelSpec, Stream, Tensor
 from kernels_xla.common.streaming import append, emptied, filled, leave_grid, on_grid, rows, when_full, window
-from kernels_xla.linear import across_chunks, linear_attention
+from kernels_xla.linear_attention import across_chunks, linear_attention
 
 
 def mc_tfm_attention(

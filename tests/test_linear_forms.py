@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from kernels_xla import decayed, gated, linear
+from kernels_xla import decayed, gated, linear_attention
 from kernels_xla.common.recurrence import doubling, entering, fitting, running
 from tests import numerics
 from tests.backends import call, compiled, differentiate, tensors, to_numpy
@@ -53,11 +53,13 @@ def test_the_chunk_is_of_the_implementation_and_not_of_the_function(spec):
 
 @pytest.mark.parametrize("normalized", [False, True])
 def test_attention_state_and_chunks_are_three_forms_of_one_function(normalized):
-    case, arrays = {**CAUSAL, "normalized": normalized}, inputs(linear.SPEC)
-    want = call(linear.SPEC.reference, case, arrays, dtype="float64")  # attention: dense weights, the diagonal included
-    chunks = call(linear.SPEC.fast, {**case, "chunk_size": 8}, arrays)
-    state, found = linear.SPEC.stream.initial_state(SIZES, case, "float32"), []
-    extend = once(linear.SPEC.stream.extend, **case)
+    case, arrays = {**CAUSAL, "normalized": normalized}, inputs(linear_attention.SPEC)
+    want = call(
+        linear_attention.SPEC.reference, case, arrays, dtype="float64"
+    )  # attention: dense weights, the diagonal included
+    chunks = call(linear_attention.SPEC.fast, {**case, "chunk_size": 8}, arrays)
+    state, found = linear_attention.SPEC.stream.initial_state(SIZES, case, "float32"), []
+    extend = once(linear_attention.SPEC.stream.extend, **case)
     for i in range(SIZES["n"]):
         token = {name: x[:, i : i + 1] for name, x in tensors(arrays, "float32").items()}
         out, state = extend(state, **token)
@@ -70,21 +72,21 @@ def test_attention_state_and_chunks_are_three_forms_of_one_function(normalized):
 def test_a_state_takes_keys_as_rows_where_keys_and_values_are_of_one_width(width):
     q, k, v = (np.zeros([1, 2, 1, width]) for _ in range(3))
     k[0, 0, 0, 1], v[0, 0, 0, 2], q[0, 1, 0, 1] = 1, 5, 3  # a reader of v k^T would find nothing
-    out = call(linear.SPEC.fast, CAUSAL, {"q": q, "k": k, "v": v})
+    out = call(linear_attention.SPEC.fast, CAUSAL, {"q": q, "k": k, "v": v})
     assert out[0, 1, 0].tolist() == [15.0 if i == 2 else 0.0 for i in range(width)]
 
 
 def test_the_weights_of_a_normalized_row_add_up_to_one():
-    arrays = inputs(linear.SPEC)
+    arrays = inputs(linear_attention.SPEC)
     for causal in (False, True):
         case = {"causal": causal, "normalized": True, "chunk_size": 8}
-        out = call(once(linear.SPEC.fast, **case), {}, {**arrays, "v": np.ones_like(arrays["v"])})
+        out = call(once(linear_attention.SPEC.fast, **case), {}, {**arrays, "v": np.ones_like(arrays["v"])})
         assert relative_error(out, np.ones_like(out)) < FLOAT32
 
 
 def test_a_token_that_sees_features_of_nothing_gets_zeros_and_finite_gradients():
-    arrays = {name: x if name == "v" else np.zeros_like(x) for name, x in inputs(linear.SPEC).items()}
-    found = differentiate(once(linear.SPEC.fast, **CAUSAL, normalized=True), {}, arrays)
+    arrays = {name: x if name == "v" else np.zeros_like(x) for name, x in inputs(linear_attention.SPEC).items()}
+    found = differentiate(once(linear_attention.SPEC.fast, **CAUSAL, normalized=True), {}, arrays)
     assert not found["out"].any() and all(np.isfinite(x).all() for x in found.values())
 
 
@@ -222,9 +224,9 @@ def test_a_decay_refuses_to_be_read_backwards_in_one_line(spec):
 
 
 def test_a_stream_of_linear_attention_that_is_not_causal_is_refused():
-    state = linear.initial_state(SIZES, {}, "float32")
+    state = linear_attention.initial_state(SIZES, {}, "float32")
     with pytest.raises(ValueError, match="linear can be streamed only if causal, got causal=False"):
-        linear.extend(state, **tensors(inputs(linear.SPEC), "float32"), causal=False)
+        linear_attention.extend(state, **tensors(inputs(linear_attention.SPEC), "float32"), causal=False)
 
 
 @pytest.mark.parametrize("left_out", ["log_decay", "value_log_decay"])

@@ -8,7 +8,7 @@ from tests.oracles.formulas.decayed import decayed
 from tests.oracles.formulas.flash import flash
 from tests.oracles.formulas.gated import gated
 from tests.oracles.formulas.gau import gau
-from tests.oracles.formulas.linear import linear
+from tests.oracles.formulas.linear_attention import linear_attention
 from tests.oracles.formulas.norms import scale_norm
 from tests.oracles.formulas.rotary import rotary
 from tests.oracles.formulas.softmax_attention import softmax_attention
@@ -130,11 +130,11 @@ def test_a_document_in_mixed_chunk_counts_its_own_real_tokens_on_the_grid_of_the
 def test_linear_attention_of_two_tokens_is_as_by_hand():
     q, k, v = heads([2, 0], [1, 3]), heads([1, 1], [0, 3]), heads([1, 10], [100, 1000])
     # Products: 2 and 0 for the first query, 4 and 9 for the second.
-    assert relative_error(linear(q, k, v), heads([2, 20], [904, 9040])) < FLOAT64
-    assert relative_error(linear(q, k, v, normalized=True), heads([1, 10], [904 / 13, 9040 / 13])) < FLOAT64
+    assert relative_error(linear_attention(q, k, v), heads([2, 20], [904, 9040])) < FLOAT64
+    assert relative_error(linear_attention(q, k, v, normalized=True), heads([1, 10], [904 / 13, 9040 / 13])) < FLOAT64
     q[0, 0, 0] = [0, 1]  # products of the first query: 1 and 3
-    assert relative_error(linear(q, k, v, causal=True), heads([1, 10], [904, 9040])) < FLOAT64
-    got = linear(q, k, v, causal=True, normalized=True)
+    assert relative_error(linear_attention(q, k, v, causal=True), heads([1, 10], [904, 9040])) < FLOAT64
+    got = linear_attention(q, k, v, causal=True, normalized=True)
     assert relative_error(got, heads([1, 10], [904 / 13, 9040 / 13])) < FLOAT64
 
 

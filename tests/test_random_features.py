@@ -10,7 +10,7 @@ from flash_tf.layers import LinearAttention, MultiHeadSelfAttention, RandomFeatu
 from flash_tf.layers.random_features import orthogonal_normal
 from flash_tf.models import MODELS
 from kernels_xla.common.random_features import random_features
-from kernels_xla.linear import linear_attention
+from kernels_xla.linear_attention import linear_attention
 from tests.backends import compiled, differentiate, tensors, to_numpy, value_and_gradients
 from tests.contracts.test_mixers import B, D, N, built, normal, outputs
 from tests.numerics import BFLOAT16, FLOAT32, FLOAT64, RANDOM_FEATURES, masks, real_tokens, relative_error
@@ -41,7 +41,7 @@ def test_the_layer_is_its_formula(causal, rotary, layout):
     q, k, v = (part.reshape(B, N, H, D // H) for part in parts)
     q, k = (ORACLES["rotary"](part, positions) for part in (q, k)) if rotary else (q, k)
     q, k = (ORACLES["random_features"](part, orthogonal_normal(20, D // H)) / 20**0.5 for part in (q, k))
-    want = ORACLES["linear"](q, k, v, causal=causal, normalized=True, **masked)
+    want = ORACLES["linear_attention"](q, k, v, causal=causal, normalized=True, **masked)
     real = real_tokens(masked)
     got = outputs(layer, x, positions=positions, **masked)
     assert relative_error(got[real], product(layer.out_projection, want.reshape(B, N, D))[real]) < FLOAT32

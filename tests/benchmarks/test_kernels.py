@@ -60,7 +60,7 @@ def test_a_wrong_gradient_is_a_wrong_kernel():
 
 
 def test_a_kernel_is_timed_once_for_each_value_of_an_option():
-    spec = kernels_xla.specs()["linear"]
+    spec = kernels_xla.specs()["linear_attention"]
     timed = [one.timed for one in kernels.varied(spec, ["form", "chunks", "matmul"])]
     assert timed == [{**spec.timed, "form": form} for form in ("chunks", "matmul")]
     assert kernels.varied(spec, ["chunk_size", "64"])[0].timed["chunk_size"] == 64

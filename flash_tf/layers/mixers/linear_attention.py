@@ -10,7 +10,7 @@ from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.random_features import RandomFeatures
 from kernels_xla.common.norms import simple_rms_norm
 from kernels_xla.common.rotary import rotary
-from kernels_xla.linear import SPEC
+from kernels_xla.linear_attention import SPEC
 
 FEATURES = {  # and "favor", which is a layer
     "shifted_relu": lambda x: ops.relu(x) + ops.cast(1e-3, x.dtype),
@@ -60,7 +60,7 @@ class LinearAttention(LinearMixer):
       use_bias: Whether the projections have biases.
       form: How a whole text is summed: "chunks", or, for benchmarks, "cumsum" or "matmul", FLASH's Performer and
         Performer-Matmul of Table 11, which keep a state for each token. The function is the same; see
-        `kernels_xla.linear`.
+        `kernels_xla.linear_attention`.
       tile: Tokens that the implementation takes in pairs. It changes the speed alone; `flash-tf tune` times it.
       **kwargs: Passed to `keras.layers.Layer`.
 

@@ -262,7 +262,7 @@ def flops(sizes, case) -> int:
 
 
 SPEC = KernelSpec(
-    name="linear",
+    name="linear_attention",
     fast=linear_attention,
     reference=linear_attention_reference,
     stream=Stream(initial_state=initial_state, extend=extend, supports=lambda case: case["causal"]),

@@ -3,7 +3,9 @@ import numpy as np
 from tests.oracles.common import queries
 
 
-def linear(q, k, v, *, chunk_size=None, form=None, causal=False, normalized=False, padding_mask=None, segment_ids=None):
+def linear_attention(
+    q, k, v, *, chunk_size=None, form=None, causal=False, normalized=False, padding_mask=None, segment_ids=None
+):
     """Σ_j (q_i·k_j) v_j, as the state Σ_j k_j v_jᵀ read by q_i; normalized, over Σ_j q_i·k_j."""
     out = np.zeros(v.shape)
     for row, i, own in queries(v, padding_mask, segment_ids):
