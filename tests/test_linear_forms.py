@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from kernels_xla import decayed, gated, linear_attention
+from kernels_xla import decayed, gla, linear_attention
 from kernels_xla.common.recurrence import doubling, entering, fitting, running
 from tests import numerics
 from tests.backends import call, compiled, differentiate, tensors, to_numpy
@@ -231,10 +231,10 @@ def test_a_stream_of_linear_attention_that_is_not_causal_is_refused():
 
 @pytest.mark.parametrize("left_out", ["log_decay", "value_log_decay"])
 def test_either_gates_alone_are_both_where_the_others_forget_nothing(left_out):
-    arrays = inputs(gated.SPEC)
+    arrays = inputs(gla.SPEC)
     none = {**arrays, left_out: np.zeros_like(arrays[left_out])}
     alone = {name: x for name, x in arrays.items() if name != left_out}
-    got, want = differentiate(fast(gated.SPEC), {}, alone), differentiate(fast(gated.SPEC), {}, none)
+    got, want = differentiate(fast(gla.SPEC), {}, alone), differentiate(fast(gla.SPEC), {}, none)
     assert max(errors(got, {name: want[name] for name in got}).values()) < FLOAT32
 
 
@@ -242,6 +242,6 @@ def test_gates_of_values_are_gates_of_keys_of_the_state_turned_over():
     rng, n = np.random.default_rng(2), 40
     k, v, decay = rng.normal(size=[1, n, 1, 4]), rng.normal(size=[1, n, 1, 4]), rng.uniform(-1, 0, [1, n, 1, 4])
     rows = [np.broadcast_to(row, k.shape) for row in np.eye(4)]  # queries, each of which reads one row of every state
-    of_values = [call(fast(gated.SPEC), {}, {"q": q, "k": k, "v": v, "value_log_decay": decay}) for q in rows]
-    of_keys = [call(fast(gated.SPEC), {}, {"q": q, "k": v, "v": k, "log_decay": decay}) for q in rows]
+    of_values = [call(fast(gla.SPEC), {}, {"q": q, "k": k, "v": v, "value_log_decay": decay}) for q in rows]
+    of_keys = [call(fast(gla.SPEC), {}, {"q": q, "k": v, "v": k, "log_decay": decay}) for q in rows]
     assert relative_error(np.stack(of_values, axis=-2), np.stack(of_keys, axis=-1)) < FLOAT32

@@ -6,8 +6,8 @@ from tests.numerics import FLOAT64, relative_error
 from tests.oracles.common import rotate, scaled_sin
 from tests.oracles.formulas.decayed import decayed
 from tests.oracles.formulas.flash import flash
-from tests.oracles.formulas.gated import gated
 from tests.oracles.formulas.gau import gau
+from tests.oracles.formulas.gla import gla
 from tests.oracles.formulas.linear_attention import linear_attention
 from tests.oracles.formulas.norms import scale_norm
 from tests.oracles.formulas.rotary import rotary
@@ -150,20 +150,20 @@ def test_decays_are_of_the_tokens_after_the_key_up_to_the_query_as_by_hand():
 def test_gates_act_on_the_channels_of_keys_as_by_hand():
     q, k, v = heads([1, 1], [1, 10]), heads([3, 5], [0, 0]), heads([1], [1])
     a = np.log(np.array([[[[1.0, 1.0]], [[0.5, 0.1]]]]))
-    assert relative_error(gated(q, k, v, a), heads([8], [1.5 + 10 * 0.5])) < FLOAT64
+    assert relative_error(gla(q, k, v, a), heads([8], [1.5 + 10 * 0.5])) < FLOAT64
 
 
 def test_gates_of_values_act_on_their_channels_as_by_hand():
     q, k, v = heads([1, 1], [1, 10]), heads([3, 5], [0, 0]), heads([1, 2], [1, 1])
     b = np.log(np.array([[[[1.0, 1.0]], [[0.5, 0.25]]]]))
-    assert relative_error(gated(q, k, v, value_log_decay=b), heads([8, 16], [53 * 0.5, 53 * 2 * 0.25])) < FLOAT64
+    assert relative_error(gla(q, k, v, value_log_decay=b), heads([8, 16], [53 * 0.5, 53 * 2 * 0.25])) < FLOAT64
     a = np.log(np.array([[[[1.0, 1.0]], [[0.5, 0.1]]]]))
-    assert relative_error(gated(q, k, v, a, b), heads([8, 16], [6.5 * 0.5, 6.5 * 2 * 0.25])) < FLOAT64
+    assert relative_error(gla(q, k, v, a, b), heads([8, 16], [6.5 * 0.5, 6.5 * 2 * 0.25])) < FLOAT64
 
 
 def test_a_document_of_a_decayed_state_starts_from_nothing():
     q, k, a = (normal(1, 6, 2, 4, seed=seed) for seed in range(3))
     v, a = normal(1, 6, 2, 3, seed=3), -np.abs(a)
-    got = gated(q, k, v, a, segment_ids=np.array([[2, 2, 2, 9, 9, 9]]))
+    got = gla(q, k, v, a, segment_ids=np.array([[2, 2, 2, 9, 9, 9]]))
     for part in (slice(0, 3), slice(3, 6)):
-        assert relative_error(got[:, part], gated(q[:, part], k[:, part], v[:, part], a[:, part])) < FLOAT64
+        assert relative_error(got[:, part], gla(q[:, part], k[:, part], v[:, part], a[:, part])) < FLOAT64

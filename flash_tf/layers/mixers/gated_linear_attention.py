@@ -6,7 +6,7 @@ from keras import ops
 from flash_tf.layers.common import normal
 from flash_tf.layers.linear_mixer import LinearMixer, check_causal, check_tile
 from flash_tf.layers.mixers import MIXERS
-from kernels_xla import gated, linear_attention
+from kernels_xla import gla, linear_attention
 from kernels_xla.common.norms import scale_norm
 
 RANK, TEMPERATURE = 16, 16.0
@@ -106,7 +106,7 @@ class GatedLinearAttention(LinearMixer):
 
     @property
     def spec(self):
-        return linear_attention.SPEC if self.gates == "none" else gated.SPEC
+        return linear_attention.SPEC if self.gates == "none" else gla.SPEC
 
     @property
     def case(self):

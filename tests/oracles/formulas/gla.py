@@ -3,7 +3,7 @@ import numpy as np
 from tests.oracles.common import queries
 
 
-def gated(
+def gla(
     q,
     k,
     v,

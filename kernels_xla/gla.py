@@ -15,7 +15,7 @@ from kernels_xla.common.recurrence import SUBCHUNK
 from kernels_xla.common.spec import KernelSpec, Stream, Tensor
 
 
-def gated_attention(
+def gated_linear_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -179,7 +179,7 @@ def _of_earlier(weights, v, since):
     return out, gradient
 
 
-def gated_attention_reference(
+def gated_linear_attention_reference(
     q,
     k,
     v,
@@ -218,9 +218,9 @@ def extend(state, q, k, v, log_decay=None, value_log_decay=None, *, valid=None, 
 
 
 SPEC = KernelSpec(
-    name="gated",
-    fast=gated_attention,
-    reference=gated_attention_reference,
+    name="gla",
+    fast=gated_linear_attention,
+    reference=gated_linear_attention_reference,
     stream=Stream(initial_state=recurrence.initial_state, extend=extend, supports=lambda case: True),
     inputs={"q": "bnhs", "k": "bnhs", "v": "bnhe", "log_decay": "bnhs", "value_log_decay": "bnhe"},
     cases=({"chunk_size": 4, "causal": True}, {"chunk_size": 32, "causal": True}),
