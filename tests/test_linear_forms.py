@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from kernels_xla import decayed, gla, linear_attention
+from kernels_xla import gla, linear_attention, retention
 from kernels_xla.common.recurrence import doubling, entering, fitting, running
 from tests import numerics
 from tests.backends import call, compiled, differentiate, tensors, to_numpy

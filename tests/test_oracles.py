@@ -4,12 +4,12 @@ import numpy as np
 
 from tests.numerics import FLOAT64, relative_error
 from tests.oracles.common import rotate, scaled_sin
-from tests.oracles.formulas.decayed import decayed
 from tests.oracles.formulas.flash import flash
 from tests.oracles.formulas.gau import gau
 from tests.oracles.formulas.gla import gla
 from tests.oracles.formulas.linear_attention import linear_attention
 from tests.oracles.formulas.norms import scale_norm
+from tests.oracles.formulas.retention import retention
 from tests.oracles.formulas.rotary import rotary
 from tests.oracles.formulas.softmax_attention import softmax_attention
 
@@ -141,9 +141,9 @@ def test_linear_attention_of_two_tokens_is_as_by_hand():
 def test_decays_are_of_the_tokens_after_the_key_up_to_the_query_as_by_hand():
     ones, v = np.ones([1, 3, 1, 1]), heads([1], [10], [100])
     a = np.log([[[0.1], [0.5], [0.25]]])  # the first token's has nothing to act on
-    assert relative_error(decayed(ones, ones, v, a), heads([1], [10.5], [100 + 2.5 + 0.125])) < FLOAT64
+    assert relative_error(retention(ones, ones, v, a), heads([1], [10.5], [100 + 2.5 + 0.125])) < FLOAT64
     mask = np.array([[True, False, True]])
-    got = decayed(ones, ones, v, a, padding_mask=mask)
+    got = retention(ones, ones, v, a, padding_mask=mask)
     assert relative_error(got, heads([1], [0], [100 + 0.25])) < FLOAT64
 
 

@@ -10,7 +10,7 @@ from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero
 from kernels_xla.common.norms import scale_norm
 from kernels_xla.common.rotary import rotary
-from kernels_xla.decayed import SPEC
+from kernels_xla.retention import SPEC
 
 
 @MIXERS.register("retention")

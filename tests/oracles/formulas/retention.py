@@ -3,7 +3,7 @@ import numpy as np
 from tests.oracles.formulas.gla import gla
 
 
-def decayed(q, k, v, log_decay, *, chunk_size=None, causal=True, padding_mask=None, segment_ids=None):
+def retention(q, k, v, log_decay, *, chunk_size=None, causal=True, padding_mask=None, segment_ids=None):
     """`gla` with one decay for all channels of a head."""
     gates = np.repeat(log_decay[..., None], q.shape[-1], axis=-1)
     return gla(q, k, v, gates, padding_mask=padding_mask, segment_ids=segment_ids)

@@ -11,7 +11,7 @@ from kernels_xla.common.masks import documents, keep
 from kernels_xla.common.spec import KernelSpec, Stream, Tensor
 
 
-def decayed_attention(
+def retention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -63,9 +63,7 @@ def _weights(q, k, log_decay, seen):
     return keep(ops.cast(ops.exp(log), q.dtype) * scores, seen)
 
 
-def decayed_attention_reference(
-    q, k, v, log_decay, *, chunk_size=None, causal=True, padding_mask=None, segment_ids=None
-):
+def retention_reference(q, k, v, log_decay, *, chunk_size=None, causal=True, padding_mask=None, segment_ids=None):
     """The sum over dense `[b, h, i, j]` weights."""
     del chunk_size, causal  # any chunk gives the same function, and it knows no other order
     ids = documents(padding_mask, segment_ids)
@@ -85,9 +83,9 @@ def extend(state, q, k, v, log_decay, *, valid=None, chunk_size=128, causal=True
 
 
 SPEC = KernelSpec(
-    name="decayed",
-    fast=decayed_attention,
-    reference=decayed_attention_reference,
+    name="retention",
+    fast=retention,
+    reference=retention_reference,
     stream=Stream(initial_state=recurrence.initial_state, extend=extend, supports=lambda case: True),
     inputs={"q": "bnhs", "k": "bnhs", "v": "bnhe", "log_decay": "bnh"},
     cases=({"chunk_size": 4, "causal": True}, {"chunk_size": 16, "causal": True}),
