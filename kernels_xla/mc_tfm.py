@@ -7,14 +7,14 @@ FLASH's with softmax for squared ReLU, is ours.
 
 from keras import ops
 
-from kernels_xla import block
-from kernels_xla.block import block_attention, block_attention_reference
+from kernels_xla import diag_attention
 from kernels_xla.common import accumulate, recurrence
 from kernels_xla.common.chunking import fold, sum_of_earlier, unfold
 from kernels_xla.common.masks import documents, keep
 from kernels_xla.common.recurrence import of_heads
 from kernels_xla.common.spec import KernelSpec, Stream, Tensor
 from kernels_xla.common.streaming import append, emptied, filled, leave_grid, on_grid, rows, when_full, window
+from kernels_xla.diag_attention import diag_attention, diag_attention_reference
 from kernels_xla.linear_attention import across_chunks, linear_attention
 
 
@@ -64,7 +64,7 @@ def mc_tfm_attention(
       chunks too.
     """
     masks = {"padding_mask": padding_mask, "segment_ids": segment_ids}
-    near = block_attention(q, k, v, chunk_size=chunk_size, causal=causal, **masks)
+    near = diag_attention(q, k, v, chunk_size=chunk_size, causal=causal, **masks)
     n, ids = ops.shape(v)[1], documents(padding_mask, segment_ids)
     real = ops.ones(ops.shape(v)[:2], "float32") if ids is None else ops.cast(ids > 0, "float32")
     one = of_heads(real)  # [b, n, 1, 1]: its sum over the tokens seen is their number
@@ -87,7 +87,7 @@ def _shared(q, tokens):
 def mc_tfm_attention_reference(q, k, v, q_lin, k_lin, *, chunk_size, causal=False, padding_mask=None, segment_ids=None):
     """The docstring's two sums, the second as dense `[b, h, i, j]` weights."""
     masks = {"padding_mask": padding_mask, "segment_ids": segment_ids}
-    near = block_attention_reference(q, k, v, chunk_size=chunk_size, causal=causal, **masks)
+    near = diag_attention_reference(q, k, v, chunk_size=chunk_size, causal=causal, **masks)
     n, ids = v.shape[1], documents(padding_mask, segment_ids)
     ids = ops.ones((1, n), "int32") if ids is None else ids
     across = (ids[:, :, None] == ids[:, None, :]) & (ids[:, None, :] > 0)  # [b, i, j]
@@ -107,7 +107,7 @@ def initial_state(sizes, case, dtype):
       `sum [b, h, s, e]` over finished chunks, float32; `k [b, c, h, s]`, `k_lin` alike and `v [b, c, h, e]`, of the
       open chunk, zero where no token has come; `position [b]`, int32.
     """
-    inside = block.initial_state(sizes, case, dtype)
+    inside = diag_attention.initial_state(sizes, case, dtype)
     return {**recurrence.initial_state(sizes, case, dtype), **inside, "k_lin": ops.zeros_like(inside["k"])}
 
 
@@ -121,7 +121,7 @@ def extend(state, q, k, v, q_lin, k_lin, *, chunk_size, valid=None, causal=True)
     valid = ops.full_like(position, tokens) if valid is None else valid
     fill, until = position % c, position % c + valid
     inside = {name: state[name] for name in ("k", "v", "position")}
-    near, inside = block.extend(inside, q, k, v, chunk_size=c, valid=valid)
+    near, inside = diag_attention.extend(inside, q, k, v, chunk_size=c, valid=valid)
 
     laid = on_grid(state["k_lin"], k_lin, fill, valid)
     keys, values = (fold(x, c) for x in (laid, on_grid(state["v"], v, fill, valid)))
@@ -139,7 +139,7 @@ def extend(state, q, k, v, q_lin, k_lin, *, chunk_size, valid=None, causal=True)
 def _step(state, q, k, v, q_lin, k_lin, c, valid):
     position, total = state["position"], state["sum"]
     fill = position % c
-    near, inside = block.step(state, q, k, v, chunk_size=c, valid=valid)
+    near, inside = diag_attention.step(state, q, k, v, chunk_size=c, valid=valid)
     keys = append(state["k_lin"], k_lin, fill, valid)
     counts = ops.cast(position - fill, total.dtype)[:, None, None, None]
     out = near + recurrence.read(total, _shared(q_lin, counts), v.dtype)
@@ -159,7 +159,7 @@ def state_bytes(sizes, case, itemsize):
 
 
 def _flops(sizes, case):
-    return block.SPEC.flops(sizes, case) + recurrence.flops(sizes, case)
+    return diag_attention.SPEC.flops(sizes, case) + recurrence.flops(sizes, case)
 
 
 SPEC = KernelSpec(

@@ -5,8 +5,8 @@ from keras import ops
 
 from flash_tf.layers.linear_mixer import LinearMixer
 from flash_tf.layers.mixers import MIXERS
-from kernels_xla.block import SPEC
 from kernels_xla.common.norms import simple_rms_norm
+from kernels_xla.diag_attention import SPEC
 
 
 @MIXERS.register("diag_attention")
@@ -14,7 +14,7 @@ from kernels_xla.common.norms import simple_rms_norm
 class DiagAttention(LinearMixer):
     """`out = W_o concat_h(attend(q_h, k_h, v_h))` among the tokens of a block, with biases.
 
-    Source: TransNormer (arXiv:2210.10340), section 4.2; see `kernels_xla.block`. Its T1 takes "relu", whose sums a norm
+    Source: TransNormer (arXiv:2210.10340), section 4.2; see `kernels_xla.diag_attention`. Its T1 takes "relu", whose sums a norm
     of all heads together brings to one length, its T2 "softmax".
 
     Matrices start from N(0, 0.02), as those of every system here, and of the masked models in the authors' code; its

@@ -3,7 +3,7 @@ import numpy as np
 from tests.oracles.common import queries
 
 
-def block(q, k, v, *, chunk_size, causal=False, weights="softmax", padding_mask=None, segment_ids=None):
+def diag_attention(q, k, v, *, chunk_size, causal=False, weights="softmax", padding_mask=None, segment_ids=None):
     """Over the own block's tokens of the own document: `softmax_attention`, or Σ_j relu(q_i·k_j/√s) v_j."""
     out = np.zeros(v.shape)
     for row, i, own in queries(v, padding_mask, segment_ids):

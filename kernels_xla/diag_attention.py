@@ -26,7 +26,7 @@ from kernels_xla.common.streaming import (
 from kernels_xla.softmax_attention import attend, softmax_attention_reference
 
 
-def block_attention(
+def diag_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -90,7 +90,7 @@ def _weighted(q, k, v, seen, weights):
     return ops.einsum("bhij,bjhe->bihe", keep(ops.relu(scores), seen), v)
 
 
-def block_attention_reference(
+def diag_attention_reference(
     q, k, v, *, chunk_size, causal=False, weights="softmax", padding_mask=None, segment_ids=None
 ):
     """Attention over all pairs of which those of different blocks are left out."""
@@ -142,7 +142,7 @@ def extend(state, q, k, v, *, chunk_size, valid=None, causal=True, weights="soft
     fill = position % c
     grid = {name: on_grid(state[name], new, fill, valid) for name, new in (("k", k), ("v", v))}
     slots = ops.arange(ops.shape(grid["v"])[1], dtype="int32")[None]
-    out = block_attention(
+    out = diag_attention(
         rows(q, slots - fill[:, None]),
         *(ops.cast(grid[name], v.dtype) for name in ("k", "v")),
         chunk_size=c,
@@ -165,9 +165,9 @@ def _flops(sizes, case):
 
 
 SPEC = KernelSpec(
-    name="block",
-    fast=block_attention,
-    reference=block_attention_reference,
+    name="diag_attention",
+    fast=diag_attention,
+    reference=diag_attention_reference,
     stream=Stream(initial_state=initial_state, extend=extend, supports=lambda case: case["causal"]),
     inputs={"q": "bnhs", "k": "bnhs", "v": "bnhe"},
     cases=tuple(
