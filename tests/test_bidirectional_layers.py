@@ -14,7 +14,7 @@ from flash_tf.layers import (
     Skyformer,
     TransformerLS,
 )
-from kernels_xla import gaussian, gaussian_landmarks, hashed, nystrom, sparse_blocks, sparse_queries
+from kernels_xla import gaussian, gaussian_landmarks, hashed, nystromformer, sparse_blocks, sparse_queries
 from kernels_xla.common.landmarks import pseudo_inverse, segments
 from kernels_xla.softmax_attention import softmax_attention
 from tests.backends import call, to_numpy
@@ -45,7 +45,7 @@ def test_kernelized_attention_through_all_queries_and_keys_comes_near_it():
 
 @pytest.mark.parametrize(
     "spec",
-    [gaussian.SPEC, nystrom.SPEC, gaussian_landmarks.SPEC, sparse_queries.SPEC, hashed.SPEC],
+    [gaussian.SPEC, nystromformer.SPEC, gaussian_landmarks.SPEC, sparse_queries.SPEC, hashed.SPEC],
     ids=lambda s: s.name,
 )
 def test_a_text_with_holes_is_the_text_of_its_real_tokens(spec):

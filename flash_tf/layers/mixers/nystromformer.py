@@ -4,7 +4,7 @@ import keras
 
 from flash_tf.layers.bidirectional_mixer import BidirectionalMixer
 from flash_tf.layers.mixers import MIXERS
-from kernels_xla.nystrom import SPEC
+from kernels_xla.nystromformer import SPEC
 
 
 @MIXERS.register("nystromformer")
@@ -13,7 +13,7 @@ class Nystromformer(BidirectionalMixer):
     """`out = W_o concat_h(F1 pinv(F2) F3 v_h)`: all tokens to landmarks, those to each other, and those to all tokens.
 
     Source: Xiong et al., "Nystromformer", arXiv:2102.03902, without its convolution of the values, as in the comparison
-    of Skyformer (arXiv:2111.00035); see `kernels_xla.nystrom`.
+    of Skyformer (arXiv:2111.00035); see `kernels_xla.nystromformer`.
 
     Args:
       heads: h; must divide the width d.

@@ -7,7 +7,7 @@ def softmax_attention(scores):
     return np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)
 
 
-def nystrom(q, k, v, *, landmarks, padding_mask=None):
+def nystromformer(q, k, v, *, landmarks, padding_mask=None):
     """softmax_attention(q K) inverse(softmax_attention(Q K)) softmax_attention(Q k) v, Q and K being means over segments of the text's tokens."""
     out = np.zeros(v.shape)
     for row, own in texts(v, padding_mask):

@@ -12,7 +12,9 @@ from kernels_xla.common.spec import KernelSpec, Tensor
 from kernels_xla.softmax_attention import attend
 
 
-def nystrom_attention(q: Tensor, k: Tensor, v: Tensor, *, landmarks: int, padding_mask: Tensor | None = None) -> Tensor:
+def nystromformer_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, landmarks: int, padding_mask: Tensor | None = None
+) -> Tensor:
     """F1 pinv(F2) F3 v, for each head.
 
     F1 = softmax(q K^T / sqrt(s)), F2 = softmax(Q K^T / sqrt(s)) and F3 = softmax(Q k^T / sqrt(s)), where the rows of Q
@@ -49,7 +51,7 @@ def nystrom_attention(q: Tensor, k: Tensor, v: Tensor, *, landmarks: int, paddin
     return real(attend(q, keys, ops.cast(told, v.dtype), there), padding_mask)
 
 
-def nystrom_attention_reference(q, k, v, *, landmarks, padding_mask=None):
+def nystromformer_attention_reference(q, k, v, *, landmarks, padding_mask=None):
     """The three matrices of softmax and the mean as a matrix, with the mask as a factor."""
     dtype, (b, n) = v.dtype, v.shape[:2]
     there = ops.ones((b, n), "int32") if padding_mask is None else ops.cast(padding_mask, "int32")
@@ -72,9 +74,9 @@ def nystrom_attention_reference(q, k, v, *, landmarks, padding_mask=None):
 
 
 SPEC = KernelSpec(
-    name="nystrom",
-    fast=nystrom_attention,
-    reference=nystrom_attention_reference,
+    name="nystromformer",
+    fast=nystromformer_attention,
+    reference=nystromformer_attention_reference,
     stream=None,
     inputs={"q": "bnhs", "k": "bnhs", "v": "bnhe"},
     cases=({"landmarks": 4}, {"landmarks": 12}),
