@@ -4,7 +4,7 @@ import keras
 
 from flash_tf.layers.bidirectional_mixer import BidirectionalMixer
 from flash_tf.layers.mixers import MIXERS
-from kernels_xla.gaussian_landmarks import SPEC
+from kernels_xla.skyformer import SPEC
 
 
 @MIXERS.register("skyformer")
@@ -12,7 +12,7 @@ from kernels_xla.gaussian_landmarks import SPEC
 class Skyformer(BidirectionalMixer):
     """`out = W_o concat_h(K(q_h, S) (K(S, S) + 0.1)^-1 K(S, k_h) v_h)`, K being a Gaussian of the distance.
 
-    Source: Chen et al., "Skyformer", arXiv:2111.00035; see `kernels_xla.gaussian_landmarks`. Which queries and keys are
+    Source: Chen et al., "Skyformer", arXiv:2111.00035; see `kernels_xla.skyformer`. Which queries and keys are
     in S follows from the seed and from the number of real tokens [our definition; the authors draw in each step].
 
     Args:

@@ -12,7 +12,7 @@ from kernels_xla.common.spec import KernelSpec, Tensor
 RIDGE = 0.1  # of the authors
 
 
-def gaussian_landmark_attention(
+def skyformer_attention(
     q: Tensor, k: Tensor, v: Tensor, *, landmarks: int, seed: int, padding_mask: Tensor | None = None
 ) -> Tensor:
     """K(q, S) (K(S, S) + 0.1)^-1 K(S, k) v, for each head; K is `kernels_xla.common.landmarks.gaussian`.
@@ -58,7 +58,7 @@ def gaussian_landmark_attention(
     return real(out, padding_mask)
 
 
-def gaussian_landmark_attention_reference(q, k, v, *, landmarks, seed, padding_mask=None):
+def skyformer_attention_reference(q, k, v, *, landmarks, seed, padding_mask=None):
     """The three matrices by their distances; the rows of S chosen by a matrix of zeros and ones."""
     dtype, (b, n) = v.dtype, v.shape[:2]
     there = ops.ones((b, n), "int32") if padding_mask is None else ops.cast(padding_mask, "int32")
@@ -82,9 +82,9 @@ def gaussian_landmark_attention_reference(q, k, v, *, landmarks, seed, padding_m
 
 
 SPEC = KernelSpec(
-    name="gaussian_landmarks",
-    fast=gaussian_landmark_attention,
-    reference=gaussian_landmark_attention_reference,
+    name="skyformer",
+    fast=skyformer_attention,
+    reference=skyformer_attention_reference,
     stream=None,
     inputs={"q": "bnhs", "k": "bnhs", "v": "bnhe"},
     cases=({"landmarks": 8, "seed": 0},),
