@@ -37,7 +37,7 @@ def skyformer_attention(
 
     Precision:
       Kernels, the inverse and what it multiplies in float32; products over tokens in the dtype of `v`. Distances as in
-      `gaussian_attention`.
+      `kernelized_attention`.
     """
     q, k, v = (real(x, padding_mask) for x in (q, k, v))
     count = ops.maximum(numbers(v, padding_mask)[1], 1)[:, None]

@@ -14,7 +14,7 @@ from flash_tf.layers import (
     Skyformer,
     TransformerLS,
 )
-from kernels_xla import gaussian, hashed, nystromformer, skyformer, sparse_blocks, sparse_queries
+from kernels_xla import hashed, kernelized_attention, nystromformer, skyformer, sparse_blocks, sparse_queries
 from kernels_xla.common.landmarks import pseudo_inverse, segments
 from kernels_xla.softmax_attention import softmax_attention
 from tests.backends import call, to_numpy
@@ -34,15 +34,15 @@ def test_what_leaves_nothing_out_is_softmax_attention(spec, case):
 
 
 def test_kernelized_attention_through_all_queries_and_keys_comes_near_it():
-    arrays = inputs(gaussian.SPEC, n=5)
-    want = call(gaussian.SPEC.fast, {}, arrays)
+    arrays = inputs(kernelized_attention.SPEC, n=5)
+    want = call(kernelized_attention.SPEC.fast, {}, arrays)
     found = [relative_error(call(skyformer.SPEC.fast, {"landmarks": t, "seed": 0}, arrays), want) for t in (2, 8, 64)]
     assert found[2] < found[1] < found[0] and found[2] < 0.1
 
 
 @pytest.mark.parametrize(
     "spec",
-    [gaussian.SPEC, nystromformer.SPEC, skyformer.SPEC, sparse_queries.SPEC, hashed.SPEC],
+    [kernelized_attention.SPEC, nystromformer.SPEC, skyformer.SPEC, sparse_queries.SPEC, hashed.SPEC],
     ids=lambda s: s.name,
 )
 def test_a_text_with_holes_is_the_text_of_its_real_tokens(spec):

@@ -4,7 +4,7 @@ import keras
 
 from flash_tf.layers.bidirectional_mixer import BidirectionalMixer
 from flash_tf.layers.mixers import MIXERS
-from kernels_xla.gaussian import SPEC
+from kernels_xla.kernelized_attention import SPEC
 
 
 @MIXERS.register("kernelized_attention")
@@ -12,7 +12,7 @@ from kernels_xla.gaussian import SPEC
 class KernelizedAttention(BidirectionalMixer):
     """`out = W_o concat_h(sum_j exp(-|q_h - k_hj|^2 / (2 sqrt(s))) v_hj)`, not divided by the sum of the weights.
 
-    Source: Skyformer (arXiv:2111.00035), section 3; see `kernels_xla.gaussian`.
+    Source: Skyformer (arXiv:2111.00035), section 3; see `kernels_xla.kernelized_attention`.
 
     Args:
       heads: h; must divide the width d.

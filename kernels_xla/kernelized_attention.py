@@ -11,7 +11,7 @@ from kernels_xla.common.spec import KernelSpec, Tensor
 from kernels_xla.softmax_attention import attention_flops
 
 
-def gaussian_attention(
+def kernelized_attention(
     q: Tensor, k: Tensor, v: Tensor, *, padding_mask: Tensor | None = None, segment_ids: Tensor | None = None
 ) -> Tensor:
     """out[i] = sum over visible j of exp(-|q[i] - k[j]|^2 / (2 sqrt(s))) v[j], for each head.
@@ -41,7 +41,7 @@ def gaussian_attention(
     return ops.einsum("bhij,bjhe->bihe", ops.cast(weights, v.dtype), v)
 
 
-def gaussian_attention_reference(q, k, v, *, padding_mask=None, segment_ids=None):
+def kernelized_attention_reference(q, k, v, *, padding_mask=None, segment_ids=None):
     """The distances themselves, with the mask as a factor."""
     distances = ops.sum((q[:, :, None] - k[:, None]) ** 2, axis=-1)  # [b, i, j, h]
     weights = ops.exp(-distances / (2 * q.shape[-1] ** 0.5))
@@ -52,9 +52,9 @@ def gaussian_attention_reference(q, k, v, *, padding_mask=None, segment_ids=None
 
 
 SPEC = KernelSpec(
-    name="gaussian",
-    fast=gaussian_attention,
-    reference=gaussian_attention_reference,
+    name="kernelized_attention",
+    fast=kernelized_attention,
+    reference=kernelized_attention_reference,
     stream=None,
     inputs={"q": "bnhs", "k": "bnhs", "v": "bnhe"},
     cases=({},),

@@ -3,7 +3,7 @@ import numpy as np
 from tests.oracles.common import queries
 
 
-def gaussian(q, k, v, *, padding_mask=None, segment_ids=None):
+def kernelized_attention(q, k, v, *, padding_mask=None, segment_ids=None):
     """Σ_j exp(-|q_i - k_j|² / (2√s)) v_j over the own document."""
     out = np.zeros(v.shape)
     for row, i, own in queries(v, padding_mask, segment_ids):
