@@ -6,7 +6,7 @@ from keras import ops
 from flash_tf.layers.bidirectional_mixer import BidirectionalMixer
 from flash_tf.layers.common import normal
 from flash_tf.layers.mixers import MIXERS
-from kernels_xla.projected import SPEC
+from kernels_xla.linformer import SPEC
 
 
 @MIXERS.register("linformer")
@@ -15,7 +15,7 @@ class Linformer(BidirectionalMixer):
     """`out = W_o concat_h(softmax(q_h (E_h k_h)^T / sqrt(s)) E_h v_h)`, E being learned for each position.
 
     Source: Wang et al., "Linformer", arXiv:2006.04768, with one matrix a head for keys and values, as in the comparison
-    of Skyformer (arXiv:2111.00035); see `kernels_xla.projected`.
+    of Skyformer (arXiv:2111.00035); see `kernels_xla.linformer`.
 
     Args:
       heads: h; must divide the width d.

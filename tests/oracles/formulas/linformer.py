@@ -3,7 +3,7 @@ import numpy as np
 from tests.oracles.common import texts
 
 
-def projected(q, k, v, projection, *, padding_mask=None):
+def linformer(q, k, v, projection, *, padding_mask=None):
     """softmax_attention(q (E k) / √s) (E v), with the columns of E where the text's tokens stand."""
     out = np.zeros(v.shape)
     for row, own in texts(v, padding_mask):

@@ -10,7 +10,7 @@ from kernels_xla.common.spec import KernelSpec, Tensor
 from kernels_xla.softmax_attention import attend
 
 
-def projected_attention(
+def linformer_attention(
     q: Tensor, k: Tensor, v: Tensor, projection: Tensor, *, padding_mask: Tensor | None = None
 ) -> Tensor:
     """Softmax(q (E k)^T / sqrt(s)) (E v), for each head.
@@ -37,7 +37,7 @@ def projected_attention(
     return real(attend(q, keys, values), padding_mask)
 
 
-def projected_attention_reference(q, k, v, projection, *, padding_mask=None):
+def linformer_attention_reference(q, k, v, projection, *, padding_mask=None):
     """Exponentials over their sum, with the mask as a factor."""
     b, n, h, _ = v.shape
     there = ops.ones((b, n), v.dtype) if padding_mask is None else ops.cast(padding_mask, v.dtype)
@@ -49,9 +49,9 @@ def projected_attention_reference(q, k, v, projection, *, padding_mask=None):
 
 
 SPEC = KernelSpec(
-    name="projected",
-    fast=projected_attention,
-    reference=projected_attention_reference,
+    name="linformer",
+    fast=linformer_attention,
+    reference=linformer_attention_reference,
     stream=None,
     inputs={"q": "bnhs", "k": "bnhs", "v": "bnhe", "projection": "hrm"},
     cases=({},),
