@@ -14,7 +14,7 @@ from flash_tf.layers import (
     Skyformer,
     TransformerLS,
 )
-from kernels_xla import hashed, kernelized_attention, nystromformer, skyformer, sparse_blocks, sparse_queries
+from kernels_xla import hashed, informer, kernelized_attention, nystromformer, skyformer, sparse_blocks
 from kernels_xla.common.landmarks import pseudo_inverse, segments
 from kernels_xla.softmax_attention import softmax_attention
 from tests.backends import call, to_numpy
@@ -25,7 +25,7 @@ WHOLE = (Nystromformer, Skyformer, Linformer, Informer, Reformer, BigBird, Trans
 
 
 @pytest.mark.parametrize(("spec", "case"), [
-    (sparse_queries.SPEC, {"queries": N, "seed": 0}),
+    (informer.SPEC, {"queries": N, "seed": 0}),
     (sparse_blocks.SPEC, {"chunk_size": 13, "random_blocks": 1, "seed": 0}),  # three blocks: neighbours or ends
 ])  # fmt: skip
 def test_what_leaves_nothing_out_is_softmax_attention(spec, case):
@@ -42,7 +42,7 @@ def test_kernelized_attention_through_all_queries_and_keys_comes_near_it():
 
 @pytest.mark.parametrize(
     "spec",
-    [kernelized_attention.SPEC, nystromformer.SPEC, skyformer.SPEC, sparse_queries.SPEC, hashed.SPEC],
+    [kernelized_attention.SPEC, nystromformer.SPEC, skyformer.SPEC, informer.SPEC, hashed.SPEC],
     ids=lambda s: s.name,
 )
 def test_a_text_with_holes_is_the_text_of_its_real_tokens(spec):

@@ -4,7 +4,7 @@ import keras
 
 from flash_tf.layers.bidirectional_mixer import BidirectionalMixer
 from flash_tf.layers.mixers import MIXERS
-from kernels_xla.sparse_queries import SPEC
+from kernels_xla.informer import SPEC
 
 
 @MIXERS.register("informer")
@@ -12,7 +12,7 @@ from kernels_xla.sparse_queries import SPEC
 class Informer(BidirectionalMixer):
     """`out = W_o concat_h(o_h)`, o_h being softmax attention of some tokens, and the mean of v_h for the others.
 
-    Source: Zhou et al., "Informer", arXiv:2012.07436, ProbSparse self-attention; see `kernels_xla.sparse_queries`. How
+    Source: Zhou et al., "Informer", arXiv:2012.07436, ProbSparse self-attention; see `kernels_xla.informer`. How
     many tokens attend is one number, where the paper lets it grow with the logarithm of the length, and the sample of
     keys by which they are found is one for all queries [our definitions].
 

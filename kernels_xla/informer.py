@@ -11,7 +11,7 @@ from kernels_xla.common.spec import KernelSpec, Tensor
 from kernels_xla.softmax_attention import attend
 
 
-def sparse_query_attention(
+def informer_attention(
     q: Tensor, k: Tensor, v: Tensor, *, queries: int, seed: int, padding_mask: Tensor | None = None
 ) -> Tensor:
     """out[i] = softmax attention of token i where M[i] is one of the greatest of its head, else the mean of v.
@@ -66,7 +66,7 @@ def _choose(q, k, count, queries, seed, padding_mask):
     return ops.cast(ops.top_k(found, queries)[1], "int32")
 
 
-def sparse_query_attention_reference(q, k, v, *, queries, seed, padding_mask=None):
+def informer_attention_reference(q, k, v, *, queries, seed, padding_mask=None):
     """Attention of all tokens, of which most are replaced by the mean."""
     (b, n), dtype = v.shape[:2], sum_dtype(v)
     there = ops.ones((b, n), "int32") if padding_mask is None else ops.cast(padding_mask, "int32")
@@ -92,9 +92,9 @@ def _flops(sizes, case):
 
 
 SPEC = KernelSpec(
-    name="sparse_queries",
-    fast=sparse_query_attention,
-    reference=sparse_query_attention_reference,
+    name="informer",
+    fast=informer_attention,
+    reference=informer_attention_reference,
     stream=None,
     inputs={"q": "bnhs", "k": "bnhs", "v": "bnhe"},
     cases=({"queries": 8, "seed": 0},),

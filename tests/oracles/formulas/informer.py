@@ -3,7 +3,7 @@ import numpy as np
 from tests.oracles.common import texts
 
 
-def sparse_queries(q, k, v, *, queries, seed, padding_mask=None):
+def informer(q, k, v, *, queries, seed, padding_mask=None):
     """Softmax attention of the tokens that stand out most over a sample of keys; the mean value for the others."""
     out, drawn = np.zeros(v.shape), np.random.default_rng(seed).integers(2**31 - 1, size=queries)
     for row, own in texts(v, padding_mask):
