@@ -14,7 +14,7 @@ from flash_tf.layers import (
     Skyformer,
     TransformerLS,
 )
-from kernels_xla import hashed, informer, kernelized_attention, nystromformer, skyformer, sparse_blocks
+from kernels_xla import informer, kernelized_attention, nystromformer, reformer, skyformer, sparse_blocks
 from kernels_xla.common.landmarks import pseudo_inverse, segments
 from kernels_xla.softmax_attention import softmax_attention
 from tests.backends import call, to_numpy
@@ -42,7 +42,7 @@ def test_kernelized_attention_through_all_queries_and_keys_comes_near_it():
 
 @pytest.mark.parametrize(
     "spec",
-    [kernelized_attention.SPEC, nystromformer.SPEC, skyformer.SPEC, informer.SPEC, hashed.SPEC],
+    [kernelized_attention.SPEC, nystromformer.SPEC, skyformer.SPEC, informer.SPEC, reformer.SPEC],
     ids=lambda s: s.name,
 )
 def test_a_text_with_holes_is_the_text_of_its_real_tokens(spec):

@@ -5,7 +5,7 @@ import keras
 from flash_tf.layers.bidirectional_mixer import BidirectionalMixer
 from flash_tf.layers.common import parts_of, projection
 from flash_tf.layers.mixers import MIXERS
-from kernels_xla.hashed import SPEC
+from kernels_xla.reformer import SPEC
 
 
 @MIXERS.register("reformer")
@@ -14,7 +14,7 @@ class Reformer(BidirectionalMixer):
     """`out = W_o concat_h(o_h)`: attention of q_h to `q_h / |q_h|` within chunks of the text sorted by hash.
 
     Source: Kitaev et al., "Reformer", arXiv:2001.04451, LSH attention, without its reversible layers; see
-    `kernels_xla.hashed`. The rotations of the hash follow from the seed [our definition; they are drawn in each step].
+    `kernels_xla.reformer`. The rotations of the hash follow from the seed [our definition; they are drawn in each step].
 
     Args:
       heads: h; must divide the width d.

@@ -16,7 +16,7 @@ from kernels_xla.common.spec import KernelSpec, Tensor
 ALONE = -1e5  # the score of a token with itself, of the public implementations: it counts where there is no other
 
 
-def hashed_attention(
+def reformer_attention(
     q: Tensor,
     v: Tensor,
     *,
@@ -124,7 +124,7 @@ def _before(x):
     return ops.pad(x[:, :-1], [[0, 0], [1, 0], *[[0, 0]] * (len(x.shape) - 2)])
 
 
-def hashed_attention_reference(q, v, *, chunk_size, buckets, rounds, seed, padding_mask=None):
+def reformer_attention_reference(q, v, *, chunk_size, buckets, rounds, seed, padding_mask=None):
     """All pairs in each round; a token's place in the sorted text is the number of those before it there."""
     b, n = v.shape[:2]
     there = ops.ones((b, n), "bool") if padding_mask is None else padding_mask
@@ -152,9 +152,9 @@ def _flops(sizes, case):
 
 
 SPEC = KernelSpec(
-    name="hashed",
-    fast=hashed_attention,
-    reference=hashed_attention_reference,
+    name="reformer",
+    fast=reformer_attention,
+    reference=reformer_attention_reference,
     stream=None,
     inputs={"q": "bnhs", "v": "bnhe"},
     cases=({"chunk_size": 4, "buckets": 4, "rounds": 2, "seed": 0},),

@@ -3,7 +3,7 @@ import numpy as np
 from tests.oracles.common import texts
 
 
-def hashed(q, v, *, chunk_size, buckets, rounds, seed, padding_mask=None):
+def reformer(q, v, *, chunk_size, buckets, rounds, seed, padding_mask=None):
     """Softmax to the others of two chunks of the text sorted by bucket; rounds weigh as much as their exponentials."""
     out = np.zeros(v.shape)
     drawn = np.random.default_rng(seed).normal(size=(q.shape[-1], rounds, buckets // 2))
