@@ -14,7 +14,7 @@ from flash_tf.layers import (
     Skyformer,
     TransformerLS,
 )
-from kernels_xla import informer, kernelized_attention, nystromformer, reformer, skyformer, sparse_blocks
+from kernels_xla import bigbird, informer, kernelized_attention, nystromformer, reformer, skyformer
 from kernels_xla.common.landmarks import pseudo_inverse, segments
 from kernels_xla.softmax_attention import softmax_attention
 from tests.backends import call, to_numpy
@@ -26,7 +26,7 @@ WHOLE = (Nystromformer, Skyformer, Linformer, Informer, Reformer, BigBird, Trans
 
 @pytest.mark.parametrize(("spec", "case"), [
     (informer.SPEC, {"queries": N, "seed": 0}),
-    (sparse_blocks.SPEC, {"chunk_size": 13, "random_blocks": 1, "seed": 0}),  # three blocks: neighbours or ends
+    (bigbird.SPEC, {"chunk_size": 13, "random_blocks": 1, "seed": 0}),  # three blocks: neighbours or ends
 ])  # fmt: skip
 def test_what_leaves_nothing_out_is_softmax_attention(spec, case):
     arrays = inputs(spec)

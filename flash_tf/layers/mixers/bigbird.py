@@ -4,7 +4,7 @@ import keras
 
 from flash_tf.layers.bidirectional_mixer import BidirectionalMixer
 from flash_tf.layers.mixers import MIXERS
-from kernels_xla.sparse_blocks import SPEC
+from kernels_xla.bigbird import SPEC
 
 
 @MIXERS.register("bigbird")
@@ -12,7 +12,7 @@ from kernels_xla.sparse_blocks import SPEC
 class BigBird(BidirectionalMixer):
     """`out = W_o concat_h(attend(q_h, k_h, v_h))` over the blocks that a block sees.
 
-    Source: Zaheer et al., "Big Bird", arXiv:2007.14062; see `kernels_xla.sparse_blocks`. The random blocks follow from
+    Source: Zaheer et al., "Big Bird", arXiv:2007.14062; see `kernels_xla.bigbird`. The random blocks follow from
     the seed and from the number of blocks [our definition].
 
     Args:

@@ -3,7 +3,7 @@ import numpy as np
 from tests.oracles.common import texts
 
 
-def sparse_blocks(q, k, v, *, chunk_size, random_blocks, seed, padding_mask=None):
+def bigbird(q, k, v, *, chunk_size, random_blocks, seed, padding_mask=None):
     """Softmax over the tokens of the blocks beside, of both ends, and of the drawn ones; the ends see all."""
     out = np.zeros(v.shape)
     drawn = np.random.default_rng(seed).integers(2**31 - 1, size=1024 * random_blocks)

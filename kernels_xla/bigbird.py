@@ -15,7 +15,7 @@ from kernels_xla.softmax_attention import attend
 PERIOD = 1024  # blocks, after which the random ones repeat
 
 
-def sparse_block_attention(
+def bigbird_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -106,7 +106,7 @@ def _gathered(x, blocks):
     return ops.reshape(found, (shape[0] * shape[1], blocks.shape[-1] * shape[2], *shape[3:]))
 
 
-def sparse_block_attention_reference(q, k, v, *, chunk_size, random_blocks, seed, padding_mask=None):
+def bigbird_attention_reference(q, k, v, *, chunk_size, random_blocks, seed, padding_mask=None):
     """Attention over all pairs, of which those of blocks that do not see each other are left out."""
     b, n = v.shape[:2]
     there = ops.ones((b, n), "bool") if padding_mask is None else padding_mask
@@ -130,9 +130,9 @@ def _flops(sizes, case):
 
 
 SPEC = KernelSpec(
-    name="sparse_blocks",
-    fast=sparse_block_attention,
-    reference=sparse_block_attention_reference,
+    name="bigbird",
+    fast=bigbird_attention,
+    reference=bigbird_attention_reference,
     stream=None,
     inputs={"q": "bnhs", "k": "bnhs", "v": "bnhe"},
     cases=({"chunk_size": 4, "random_blocks": 1, "seed": 0},),
