@@ -11,7 +11,7 @@ from kernels_xla.common.spec import KernelSpec
 
 
 def specs() -> dict[str, KernelSpec]:
-    """Returns every kernel in this folder, keyed by name, in alphabetical order."""
-    modules = (importlib.import_module(f"{__name__}.{m.name}") for m in pkgutil.iter_modules(__path__))
-    found = [module.SPEC for module in modules if hasattr(module, "SPEC")]
+    """Returns every kernel below this folder, keyed by name, in alphabetical order."""
+    modules = (importlib.import_module(m.name) for m in pkgutil.walk_packages(__path__, f"{__name__}."))
+    found = [module.SPEC for module in modules if "SPEC" in vars(module)]
     return {spec.name: spec for spec in sorted(found, key=lambda spec: spec.name)}

@@ -7,7 +7,7 @@ FLASH's with softmax for squared ReLU, is ours.
 
 from keras import ops
 
-from kernels_xla import diag_attention
+from kernels_xla import diag_attention as diag
 from kernels_xla.common import accumulate, recurrence
 from kernels_xla.common.chunking import fold, sum_of_earlier, unfold
 from kernels_xla.common.masks import documents, keep
@@ -22,8 +22,8 @@ def mc_tfm_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    q_lin: Tensor,
-    k_lin: Tensor,
+    lin_q: Tensor,
+    lin_k: Tensor,
     *,
     chunk_size: int,
     causal: bool = False,
@@ -35,7 +35,7 @@ def mc_tfm_attention(
     With chunk(i) = i // c on the fixed grid of the row, position i receives
 
         sum over j of chunk(i):          softmax_j(q[i] . k[j] / sqrt(s)) v[j]
-      + sum over j of the chunks seen:   (q_lin[i] . k_lin[j] / N) v[j]
+      + sum over j of the chunks seen:   (lin_q[i] . lin_k[j] / N) v[j]
 
     If `causal`, the first sum stops at j = i and the second takes the chunks before chunk(i); otherwise the second
     takes every chunk, its own included. N counts the real tokens in the second sum: g c for chunk g of an unpadded row,
@@ -45,8 +45,8 @@ def mc_tfm_attention(
       q: Queries of the first sum, `[b, n, h, s]`.
       k: Keys of the first sum, `[b, n, h, s]`.
       v: Values, `[b, n, h, e]`.
-      q_lin: Queries of the second sum, `[b, n, h, s]`.
-      k_lin: Keys of the second sum, `[b, n, h, s]`.
+      lin_q: Queries of the second sum, `[b, n, h, s]`.
+      lin_k: Keys of the second sum, `[b, n, h, s]`.
       chunk_size: c, in tokens. Part of the model: changing it changes the function.
       causal: Whether position i may depend only on positions <= i.
       padding_mask: `[b, n]`, True at real tokens.
@@ -69,14 +69,14 @@ def mc_tfm_attention(
     real = ops.ones(ops.shape(v)[:2], "float32") if ids is None else ops.cast(ids > 0, "float32")
     one = of_heads(real)  # [b, n, 1, 1]: its sum over the tokens seen is their number
     if not causal:
-        q_lin = _shared(q_lin, linear_attention(one, one, one, chunk_size=chunk_size, **masks))
-        return near + linear_attention(q_lin, k_lin, v, chunk_size=chunk_size, **masks)
+        lin_q = _shared(lin_q, linear_attention(one, one, one, chunk_size=chunk_size, **masks))
+        return near + linear_attention(lin_q, lin_k, v, chunk_size=chunk_size, **masks)
     if ids is not None:
-        k_lin, q_lin = (keep(x, of_heads(ids > 0)) for x in (k_lin, q_lin))
+        lin_k, lin_q = (keep(x, of_heads(ids > 0)) for x in (lin_k, lin_q))
     packed = None if segment_ids is None else fold(ids, chunk_size)
-    one, q_lin, k_lin, v = (fold(x, chunk_size) for x in (one, q_lin, k_lin, v))
-    q_lin = _shared(q_lin, across_chunks(one, one, one, packed, causal=True))
-    return near + unfold(across_chunks(q_lin, k_lin, v, packed, causal=True), n)
+    one, lin_q, lin_k, v = (fold(x, chunk_size) for x in (one, lin_q, lin_k, v))
+    lin_q = _shared(lin_q, across_chunks(one, one, one, packed, causal=True))
+    return near + unfold(across_chunks(lin_q, lin_k, v, packed, causal=True), n)
 
 
 def _shared(q, tokens):
@@ -84,7 +84,7 @@ def _shared(q, tokens):
     return ops.cast(ops.cast(q, tokens.dtype) / ops.maximum(tokens, 1), q.dtype)
 
 
-def mc_tfm_attention_reference(q, k, v, q_lin, k_lin, *, chunk_size, causal=False, padding_mask=None, segment_ids=None):
+def mc_tfm_attention_reference(q, k, v, lin_q, lin_k, *, chunk_size, causal=False, padding_mask=None, segment_ids=None):
     """The docstring's two sums, the second as dense `[b, h, i, j]` weights."""
     masks = {"padding_mask": padding_mask, "segment_ids": segment_ids}
     near = diag_attention_reference(q, k, v, chunk_size=chunk_size, causal=causal, **masks)
@@ -95,7 +95,7 @@ def mc_tfm_attention_reference(q, k, v, q_lin, k_lin, *, chunk_size, causal=Fals
     across = ops.cast(across & (chunk < chunk[:, None]) if causal else across, v.dtype)
     tokens = ops.sum(across, axis=-1, keepdims=True)
     weights = (
-        ops.einsum("bihs,bjhs->bhij", q_lin, k_lin) * (across / ops.maximum(tokens, ops.ones_like(tokens)))[:, None]
+        ops.einsum("bihs,bjhs->bhij", lin_q, lin_k) * (across / ops.maximum(tokens, ops.ones_like(tokens)))[:, None]
     )
     return near + ops.einsum("bhij,bjhe->bihe", weights, v)
 
@@ -104,53 +104,53 @@ def initial_state(sizes, case, dtype):
     """State before the first token: constant in n.
 
     Returns:
-      `sum [b, h, s, e]` over finished chunks, float32; `k [b, c, h, s]`, `k_lin` alike and `v [b, c, h, e]`, of the
+      `sum [b, h, s, e]` over finished chunks, float32; `k [b, c, h, s]`, `lin_k` alike and `v [b, c, h, e]`, of the
       open chunk, zero where no token has come; `position [b]`, int32.
     """
-    inside = diag_attention.initial_state(sizes, case, dtype)
-    return {**recurrence.initial_state(sizes, case, dtype), **inside, "k_lin": ops.zeros_like(inside["k"])}
+    inside = diag.initial_state(sizes, case, dtype)
+    return {**recurrence.initial_state(sizes, case, dtype), **inside, "lin_k": ops.zeros_like(inside["k"])}
 
 
-def extend(state, q, k, v, q_lin, k_lin, *, chunk_size, valid=None, causal=True):
+def extend(state, q, k, v, lin_q, lin_k, *, chunk_size, valid=None, causal=True):
     """The next k tokens of each row: one token costs O(h (s e + c (s + e))), more take the chunk-parallel form."""
     if not causal:
         raise ValueError("mixed_heads can be streamed only if causal, got causal=False")
     if v.shape[1] == 1:
-        return _step(state, q, k, v, q_lin, k_lin, chunk_size, valid)
+        return _step(state, q, k, v, lin_q, lin_k, chunk_size, valid)
     position, tokens, c = state["position"], ops.shape(v)[1], chunk_size
     valid = ops.full_like(position, tokens) if valid is None else valid
     fill, until = position % c, position % c + valid
     inside = {name: state[name] for name in ("k", "v", "position")}
-    near, inside = diag_attention.extend(inside, q, k, v, chunk_size=c, valid=valid)
+    near, inside = diag.extend(inside, q, k, v, chunk_size=c, valid=valid)
 
-    laid = on_grid(state["k_lin"], k_lin, fill, valid)
+    laid = on_grid(state["lin_k"], lin_k, fill, valid)
     keys, values = (fold(x, c) for x in (laid, on_grid(state["v"], v, fill, valid)))
     sums = accumulate.einsum("bgjhs,bgjhe->bghse", keys, values)
     slots = ops.arange(ops.shape(laid)[1], dtype="int32")[None]
     counts = ops.cast((position - fill)[:, None] + slots[:, ::c], state["sum"].dtype)  # [b, g]
-    queries = _shared(fold(rows(q_lin, slots - fill[:, None]), c), counts[..., None, None, None])
+    queries = _shared(fold(rows(lin_q, slots - fill[:, None]), c), counts[..., None, None, None])
     before = ops.cast(state["sum"][:, None] + sum_of_earlier(sums), v.dtype)
     far = unfold(ops.einsum("bgihs,bghse->bgihe", queries, before), ops.shape(slots)[1])
     closed = slots[:, ::c] // c < (until // c)[:, None]  # [b, g]
     total = state["sum"] + ops.sum(keep(sums, closed[..., None, None, None]), axis=1)
-    return near + window(far, fill, tokens), {**inside, "k_lin": leave_grid(laid, until, c), "sum": total}
+    return near + window(far, fill, tokens), {**inside, "lin_k": leave_grid(laid, until, c), "sum": total}
 
 
-def _step(state, q, k, v, q_lin, k_lin, c, valid):
+def _step(state, q, k, v, lin_q, lin_k, c, valid):
     position, total = state["position"], state["sum"]
     fill = position % c
-    near, inside = diag_attention.step(state, q, k, v, chunk_size=c, valid=valid)
-    keys = append(state["k_lin"], k_lin, fill, valid)
+    near, inside = diag.step(state, q, k, v, chunk_size=c, valid=valid)
+    keys = append(state["lin_k"], lin_k, fill, valid)
     counts = ops.cast(position - fill, total.dtype)[:, None, None, None]
-    out = near + recurrence.read(total, _shared(q_lin, counts), v.dtype)
+    out = near + recurrence.read(total, _shared(lin_q, counts), v.dtype)
 
-    def close(full, total, k, v, k_lin):
-        new = accumulate.einsum("bjhs,bjhe->bhse", k_lin, v)
-        return total + keep(new, full[:, None, None, None]), *emptied(full, k, v, k_lin)
+    def close(full, total, k, v, lin_k):
+        new = accumulate.einsum("bjhs,bjhe->bhse", lin_k, v)
+        return total + keep(new, full[:, None, None, None]), *emptied(full, k, v, lin_k)
 
     full = filled(position, inside["position"], c)
     kept = when_full(full, close, total, inside["k"], inside["v"], keys)
-    return out, {**inside, **dict(zip(("sum", "k", "v", "k_lin"), kept, strict=True))}
+    return out, {**inside, **dict(zip(("sum", "k", "v", "lin_k"), kept, strict=True))}
 
 
 def state_bytes(sizes, case, itemsize):
@@ -159,7 +159,7 @@ def state_bytes(sizes, case, itemsize):
 
 
 def _flops(sizes, case):
-    return diag_attention.SPEC.flops(sizes, case) + recurrence.flops(sizes, case)
+    return diag.SPEC.flops(sizes, case) + recurrence.flops(sizes, case)
 
 
 SPEC = KernelSpec(
@@ -167,7 +167,7 @@ SPEC = KernelSpec(
     fast=mc_tfm_attention,
     reference=mc_tfm_attention_reference,
     stream=Stream(initial_state=initial_state, extend=extend, supports=lambda case: case["causal"]),
-    inputs={"q": "bnhs", "k": "bnhs", "v": "bnhe", "q_lin": "bnhs", "k_lin": "bnhs"},
+    inputs={"q": "bnhs", "k": "bnhs", "v": "bnhe", "lin_q": "bnhs", "lin_k": "bnhs"},
     cases=({"chunk_size": 4, "causal": True}, {"chunk_size": 4, "causal": False}),
     timed={"chunk_size": 256, "causal": True},
     flops=_flops,

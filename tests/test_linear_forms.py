@@ -14,8 +14,8 @@ from tests.backends import call, compiled, differentiate, tensors, to_numpy
 from tests.numerics import FLOAT32, SIZES, errors, inputs, relative_error
 from tests.oracles import ORACLES
 
-KERNELS = [pytest.param(module.SPEC, id=module.SPEC.name) for module in (decayed, gated, linear)]
-DECAYS = [pytest.param(module.SPEC, id=module.SPEC.name) for module in (decayed, gated)]
+KERNELS = [pytest.param(module.SPEC, id=module.SPEC.name) for module in (retention, gla, linear_attention)]
+DECAYS = [pytest.param(module.SPEC, id=module.SPEC.name) for module in (retention, gla)]
 each_kernel = pytest.mark.parametrize("spec", KERNELS)
 each_decay = pytest.mark.parametrize("spec", DECAYS)
 CAUSAL = {"causal": True}

@@ -13,7 +13,7 @@ from tests.numerics import FLOAT32, inputs, masks, relative_error
 
 ARRAYS = tensors(inputs(SPEC), "float32")
 Q_QUAD, K_QUAD, Q_LIN, K_LIN, V, A, B = (ARRAYS[name] for name in SPEC.inputs)
-NO_LINEAR, NO_QUADRATIC = {"q_lin": None, "k_lin": None}, {"q_quad": None, "k_quad": None, "a": None, "b": None}
+NO_LINEAR, NO_QUADRATIC = {"lin_q": None, "lin_k": None}, {"quad_q": None, "quad_k": None, "a": None, "b": None}
 C, WIDTH = 4, 16
 LAYER = {"chunk_size": C, "key_dim": 8, "causal": True}
 VARIANTS = [
@@ -46,7 +46,7 @@ def test_global_attention_of_a_causal_first_chunk_is_zero_and_sees_nothing_of_it
     other = {
         name: ops.where(np.arange(V.shape[1])[None, :, None] < 5, x, -x) for name, x in ARRAYS.items() if x.ndim > 2
     }
-    changed = kernel(causal=True, **{**other, **NO_QUADRATIC, "q_lin": Q_LIN})
+    changed = kernel(causal=True, **{**other, **NO_QUADRATIC, "lin_q": Q_LIN})
     assert np.array_equal(changed[:, 5:10], out[:, 5:10])
 
 
@@ -59,7 +59,7 @@ def test_overlapping_windows_give_the_second_chunk_quadratic_attention_of_two_ch
     n = 2 * C
     two = {name: x[:, :n] if x.ndim > 2 else x for name, x in ARRAYS.items()}
     got = kernel(**{**two, **NO_LINEAR, "chunk_size": C, "overlapping": True, "causal": causal})
-    q, k, v = (heads(two[name]) for name in ("q_quad", "k_quad", "v"))
+    q, k, v = (heads(two[name]) for name in ("quad_q", "quad_k", "v"))
     want = to_numpy(gau_attention(q, k, v, A, B, causal=causal, divisor=n))[:, :, 0]
     assert relative_error(got[:, C:], want[:, C:]) < FLOAT32
     assert (relative_error(got[:, :C], want[:, :C]) < FLOAT32) == causal  # no chunk sees the one after it
@@ -94,9 +94,9 @@ def test_a_packed_document_has_a_first_token_where_it_starts_a_chunk_whether_or_
     ("options", "said"),
     [
         ({**NO_LINEAR, **NO_QUADRATIC}, "needs the queries and keys of one sum at least, got none"),
-        ({"q_quad": None, "k_quad": None}, "they need q_quad, got None"),
-        ({**NO_QUADRATIC, "overlapping": True}, "they need q_quad, got None"),
-        ({**NO_QUADRATIC, "first_to_all": "cls"}, "they need q_quad, got None"),
+        ({"quad_q": None, "quad_k": None}, "they need quad_q, got None"),
+        ({**NO_QUADRATIC, "overlapping": True}, "they need quad_q, got None"),
+        ({**NO_QUADRATIC, "first_to_all": "cls"}, "they need quad_q, got None"),
         ({"first_to_all": "cls", "causal": True}, "must be 'none' if causal, got 'cls'"),
         ({"first_to_all": "all"}, "must be 'none', 'cls' or 'chunks', got 'all'"),
     ],

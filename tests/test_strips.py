@@ -8,15 +8,15 @@ from tests import numerics
 from tests.backends import differentiate
 
 CASES = [
-    (softmax, {}),
-    *((quadratic, case) for case in ({}, {"divisor": "length"}, {"scale": "paper_appendix", "divisor": 32})),
+    (softmax_attention, {}),
+    *((gau, case) for case in ({}, {"divisor": "length"}, {"scale": "paper_appendix", "divisor": 32})),
 ]
 
 
 @pytest.fixture(autouse=True)
 def short_strips(monkeypatch):
     monkeypatch.setattr(masks, "UNIT", 8)
-    for kernel in (softmax, quadratic):
+    for kernel in (softmax_attention, gau):
         monkeypatch.setattr(kernel, "STRIP", 8)
 
 
@@ -31,7 +31,7 @@ def test_strips_of_queries_change_neither_value_nor_gradients(layout, n, kernel,
     assert max(found.values()) < numerics.FLOAT32, found
 
 
-@pytest.mark.parametrize("kernel", [softmax, quadratic], ids=lambda kernel: kernel.__name__)
+@pytest.mark.parametrize("kernel", [softmax_attention, gau], ids=lambda kernel: kernel.__name__)
 @pytest.mark.parametrize(
     ("n", "causal", "taken"),
     [(32, True, 32 * 32 * 5 / 8), (16, True, 16 * 16 * 3 / 4), (15, True, 15 * 15), (32, False, 32 * 32)],

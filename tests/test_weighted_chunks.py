@@ -19,7 +19,7 @@ each_order = pytest.mark.parametrize("causal", [False, True])
 def both(causal, arrays, **masked):
     """Weighted chunks, and FLASH of the same heads."""
     given, masked = tensors(arrays, "float32"), tensors(masked, "float32")
-    plain = {name: x for name, x in given.items() if name not in ("q_sum", "k_sum")}
+    plain = {name: x for name, x in given.items() if name not in ("sum_q", "sum_k")}
     options = {"chunk_size": C, "causal": causal, **masked}
     return to_numpy(weighted_mixed_chunk_attention(**given, **options)), to_numpy(
         mixed_chunk_attention(**plain, **options)
@@ -28,7 +28,7 @@ def both(causal, arrays, **masked):
 
 @each_order
 @pytest.mark.parametrize("layout", ["whole", "padded", "packed"])
-@pytest.mark.parametrize("silent", ["q_sum", "k_sum"])
+@pytest.mark.parametrize("silent", ["sum_q", "sum_k"])
 def test_with_scores_of_zero_it_is_mixed_chunk_attention(causal, layout, silent):
     zeros = {silent: np.zeros_like(ARRAYS[silent])}
     got, want = both(causal, {**ARRAYS, **zeros}, **masks(layout))
@@ -45,7 +45,7 @@ def test_two_chunks_of_a_causal_text_have_nothing_to_weigh_and_a_third_has():
 
 @each_order
 def test_one_vector_added_to_all_keys_of_chunks_changes_nothing(causal):
-    more = {"k_sum": ARRAYS["k_sum"] + np.arange(SIZES["s"]) / 4}
+    more = {"sum_k": ARRAYS["sum_k"] + np.arange(SIZES["s"]) / 4}
     options = {"chunk_size": C, "causal": causal}
     got, want = (call(SPEC.fast, options, arrays) for arrays in ({**ARRAYS, **more}, ARRAYS))
     assert relative_error(got, want) < FLOAT32
@@ -63,7 +63,7 @@ def test_chunks_of_padding_alone_neither_weigh_nor_ask(causal, documents):
 
 
 def test_scores_of_a_thousand_choose_one_chunk_and_stay_finite():
-    arrays = {**ARRAYS, **{name: 100 * ARRAYS[name] for name in ("q_sum", "k_sum")}}
+    arrays = {**ARRAYS, **{name: 100 * ARRAYS[name] for name in ("sum_q", "sum_k")}}
     for causal in (False, True):
         case = {"chunk_size": C, "causal": causal}
         want = call(SPEC.reference, case, arrays, dtype="float64")

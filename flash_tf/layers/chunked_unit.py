@@ -6,11 +6,6 @@ from flash_tf.layers.gated_attention_unit import GatedAttentionUnit
 from kernels_xla.common.rotary import rotate, turns
 from kernels_xla.flash import decode
 
-KERNEL = {  # what kernels call the heads
-    **{"quad_q": "q_quad", "quad_k": "k_quad", "lin_q": "q_lin", "lin_k": "k_lin"},
-    **{"sum_q": "q_sum", "sum_k": "k_sum"},
-}
-
 
 class ChunkedUnit(GatedAttentionUnit):
     """What FLASH and its variant with weighted chunks share: a kernel's forms around the heads of one representation.
@@ -33,9 +28,6 @@ class ChunkedUnit(GatedAttentionUnit):
         """Documents must start at multiples of the chunk."""
         return self.chunk_size
 
-    def _named(self, heads):
-        return {KERNEL[name]: head for name, head in heads.items()}
-
     def sizes(self, b=1, n=None):
         return {"b": b, "n": n, "s": self.key_dim, "e": self.value_width}
 
@@ -47,7 +39,7 @@ class ChunkedUnit(GatedAttentionUnit):
 
     def attend(self, heads, v, a=None, b=None, padding_mask=None, segment_ids=None, offset=0):
         masks = {"padding_mask": padding_mask, "segment_ids": segment_ids, "offset": offset}
-        return self.spec.fast(**self._named(heads), v=v, a=a, b=b, **self.case, **masks)
+        return self.spec.fast(**heads, v=v, a=a, b=b, **self.case, **masks)
 
     def next_heads(self, z, positions, prepared):
         if prepared is None:
@@ -57,7 +49,7 @@ class ChunkedUnit(GatedAttentionUnit):
 
     def attend_next(self, heads, v, state, valid, prepared):
         if prepared is None:
-            given = {**self._named(heads), "v": v, **self.stream_bias()}
+            given = {**heads, "v": v, **self.stream_bias()}
             return self.spec.stream.extend(state, **given, valid=valid, **self.case)
         case = {"chunk_size": self.chunk_size, "scale": self.scale}
         out, state = self.stream.step(state, heads[:, 0], v[:, 0], prepared.get("bias"), valid=valid, **case)

@@ -21,10 +21,10 @@ Scale = Literal["normalized", "paper_appendix"]
 
 
 def mixed_chunk_attention(
-    q_quad: Tensor | None,
-    k_quad: Tensor | None,
-    q_lin: Tensor | None,
-    k_lin: Tensor | None,
+    quad_q: Tensor | None,
+    quad_k: Tensor | None,
+    lin_q: Tensor | None,
+    lin_k: Tensor | None,
     v: Tensor,
     a: Tensor | None = None,
     b: Tensor | None = None,
@@ -43,10 +43,10 @@ def mixed_chunk_attention(
     With chunk(i) = i // c on the fixed grid of the row, position i receives
 
         sum over j of the window:          w[i, j] v[j]
-      + sum over j of the chunks seen:     (q_lin[i] . k_lin[j] / N) v[j]
+      + sum over j of the chunks seen:     (lin_q[i] . lin_k[j] / N) v[j]
 
-        normalized:      w = relu(q_quad[i] . k_quad[j] / sqrt(s) + bias[i - j])^2 / m
-        paper_appendix:  w = relu(q_quad[i] . k_quad[j] / m + bias[i - j])^2
+        normalized:      w = relu(quad_q[i] . quad_k[j] / sqrt(s) + bias[i - j])^2 / m
+        paper_appendix:  w = relu(quad_q[i] . quad_k[j] / m + bias[i - j])^2
 
     The window is chunk(i), m = c; if `overlapping`, the chunk before it too, causal or not, and m = 2c at every token,
     with the bias of distances up to 2c - 1: section 3.2.1 has no formula, so that this is our definition. If `causal`,
@@ -54,15 +54,15 @@ def mixed_chunk_attention(
     chunk, its own included. N counts the real tokens in the second sum: g c for chunk g of an unpadded row, so no
     length enters a causal row. Both sums stay inside the document of i.
 
-    Without q_quad and k_quad there is no first sum, without q_lin and k_lin no second: FLASH (GlobalOnly) and
+    Without quad_q and quad_k there is no first sum, without lin_q and lin_k no second: FLASH (GlobalOnly) and
     FLASH (LocalOnly) of section 4.4. If `causal`, a token of the second alone receives nothing of its own chunk, not
     even of itself, and those of the first chunk zeros.
 
     Args:
-      q_quad: Queries of the first sum, `[b, n, s]`; or None.
-      k_quad: Keys of the first sum, `[b, n, s]`; None with `q_quad`.
-      q_lin: Queries of the second sum, `[b, n, s]`; or None.
-      k_lin: Keys of the second sum, `[b, n, s]`; None with `q_lin`.
+      quad_q: Queries of the first sum, `[b, n, s]`; or None.
+      quad_k: Keys of the first sum, `[b, n, s]`; None with `quad_q`.
+      lin_q: Queries of the second sum, `[b, n, s]`; or None.
+      lin_k: Keys of the second sum, `[b, n, s]`; None with `lin_q`.
       v: Values, `[b, n, e]`.
       a: Left half of the relative bias, `[r]`; None for no bias. It belongs to the first sum.
       b: Right half, `[r]`.
@@ -70,7 +70,7 @@ def mixed_chunk_attention(
       causal: Whether position i may depend only on positions <= i.
       scale: Where the divisor m stands; see above.
       overlapping: Whether the first sum takes the chunk before too.
-      first_to_all: "chunks": the first token of each chunk receives softmax_j(q_quad[i] . k_quad[j] / sqrt(s)) v[j]
+      first_to_all: "chunks": the first token of each chunk receives softmax_j(quad_q[i] . quad_k[j] / sqrt(s)) v[j]
         over all real tokens j of its document, in place of both sums. "cls": so does the first of the text alone, or,
         if packed, the first of each document that starts on a multiple of c. It is the slot that counts: where it is
         padding, no other token takes its place. Not if `causal`. The paper's section 4.3 says it in words; that the
@@ -97,33 +97,33 @@ def mixed_chunk_attention(
       accumulate in float32, the sum over chunks too, so that a sum is rounded once for a chunk, once for all chunks,
       whatever their number.
     """
-    _check(q_quad, q_lin, a is not None or overlapping or first_to_all != "none", scale)
+    _check(quad_q, lin_q, a is not None or overlapping or first_to_all != "none", scale)
     check_first("mixed_chunk", first_to_all, causal)
     n, ids = ops.shape(v)[1], documents(padding_mask, segment_ids)
     v = v if ids is None else keep(v, (ids > 0)[..., None])
-    quad_q, quad_k, lin_q, lin_k, values, grid = (
-        None if x is None else fold(x, chunk_size) for x in (q_quad, k_quad, q_lin, k_lin, v, ids)
+    q1, k1, q2, k2, values, grid = (
+        None if x is None else fold(x, chunk_size) for x in (quad_q, quad_k, lin_q, lin_k, v, ids)
     )
     packed = None if segment_ids is None else grid  # [b, g, c]
 
-    inside = None if q_quad is None else _near(quad_q, quad_k, values, a, b, packed, causal, scale, overlapping, offset)
-    across = None if q_lin is None else far(lin_q, lin_k, values, n, grid, packed, causal)
+    inside = None if quad_q is None else _near(q1, k1, values, a, b, packed, causal, scale, overlapping, offset)
+    across = None if lin_q is None else far(q2, k2, values, n, grid, packed, causal)
     out = unfold(across if inside is None else inside if across is None else inside + across, n)
     if first_to_all != "none":
         taken = first_tokens(ops.arange(n, dtype="int32"), chunk_size, first_to_all, segment_ids)
-        rows = softmax_of_first(q_quad, k_quad, v, chunk_size, first_to_all, ids, packed is not None)
+        rows = softmax_of_first(quad_q, quad_k, v, chunk_size, first_to_all, ids, packed is not None)
         out = ops.where(taken[..., None], rows, out)
     return out if ids is None else keep(out, (ids > 0)[..., None])
 
 
-def _check(q_quad, q_lin, of_first, scale):
+def _check(quad_q, lin_q, of_first, scale):
     if scale not in ("normalized", "paper_appendix"):
         raise ValueError(f"mixed_chunk: scale must be 'normalized' or 'paper_appendix', got {scale!r}")
-    if q_quad is None and q_lin is None:
+    if quad_q is None and lin_q is None:
         raise ValueError("mixed_chunk needs the queries and keys of one sum at least, got none")
-    if q_quad is None and of_first:
+    if quad_q is None and of_first:
         raise ValueError(
-            "mixed_chunk: bias, overlapping and first_to_all are of the first sum: they need q_quad, got None"
+            "mixed_chunk: bias, overlapping and first_to_all are of the first sum: they need quad_q, got None"
         )
 
 
@@ -137,10 +137,10 @@ def _near(q, k, v, a, b, packed, causal, scale, overlapping, offset):
 
 
 def mixed_chunk_attention_reference(
-    q_quad,
-    k_quad,
-    q_lin,
-    k_lin,
+    quad_q,
+    quad_k,
+    lin_q,
+    lin_k,
     v,
     a=None,
     b=None,
@@ -161,20 +161,20 @@ def mixed_chunk_attention_reference(
     document = (ids[:, :, None] == ids[:, None, :]) & (ids[:, None, :] > 0)  # [b, i, j]
     behind = at[:, None] // chunk_size - at[None, :] // chunk_size
     weights = ops.zeros((1, 1, 1), dtype)
-    if q_quad is not None:
+    if quad_q is not None:
         inside = document & (behind >= 0) & (behind <= int(overlapping))
         inside = inside & (at[None, :] <= at[:, None]) if causal else inside
         bias = 0 if a is None else ops.cast(relative_bias(a, b, at, at), dtype)
         window = (1 + overlapping) * chunk_size
-        weights = weights + ops.cast(inside, dtype) * _quadratic(q_quad, k_quad, bias, window, scale)
-    if q_lin is not None:
+        weights = weights + ops.cast(inside, dtype) * _quadratic(quad_q, quad_k, bias, window, scale)
+    if lin_q is not None:
         across = document & (behind > 0) if causal else document
         tokens = ops.sum(ops.cast(across, dtype), axis=-1, keepdims=True)
-        linear = ops.einsum("bis,bjs->bij", q_lin, k_lin) / ops.maximum(tokens, ops.ones_like(tokens))
+        linear = ops.einsum("bis,bjs->bij", lin_q, lin_k) / ops.maximum(tokens, ops.ones_like(tokens))
         weights = weights + ops.cast(across, dtype) * linear
     if first_to_all != "none":
         taken = first_tokens(at, chunk_size, first_to_all, segment_ids)
-        weights = ops.where(taken[..., None], _softmax(q_quad, k_quad, document), weights)
+        weights = ops.where(taken[..., None], _softmax(quad_q, quad_k, document), weights)
     return ops.einsum("bij,bje->bie", weights, v)
 
 
@@ -196,20 +196,20 @@ def _flops(sizes, case):
     b, n, s, e, c = (*(sizes[axis] for axis in "bnse"), case["chunk_size"])
     inside = n // c * c * c + (n % c) ** 2  # pairs
     before = (n - min(n, c)) * c if case.get("overlapping") else 0
-    near = 0 if "q_quad" in case else ((1 if case["causal"] else 2) * inside + 2 * before) * (s + e)
-    across = 0 if "q_lin" in case else 4 * n * s * e
+    near = 0 if "quad_q" in case else ((1 if case["causal"] else 2) * inside + 2 * before) * (s + e)
+    across = 0 if "lin_q" in case else 4 * n * s * e
     rows = {"none": 0, "cls": 1, "chunks": -(-n // c)}[case.get("first_to_all", "none")]
     return b * (near + across + 2 * rows * n * (s + e))
 
 
-LOCAL_ONLY = {"q_lin": None, "k_lin": None}
-GLOBAL_ONLY = {"q_quad": None, "k_quad": None, "a": None, "b": None}
+LOCAL_ONLY = {"lin_q": None, "lin_k": None}
+GLOBAL_ONLY = {"quad_q": None, "quad_k": None, "a": None, "b": None}
 SPEC = KernelSpec(
     name="flash",
     fast=mixed_chunk_attention,
     reference=mixed_chunk_attention_reference,
     stream=Stream(initial_state=initial_state, extend=extend, supports=lambda case: case["causal"]),
-    inputs={"q_quad": "bns", "k_quad": "bns", "q_lin": "bns", "k_lin": "bns", "v": "bne", "a": "r", "b": "r"},
+    inputs={"quad_q": "bns", "quad_k": "bns", "lin_q": "bns", "lin_k": "bns", "v": "bne", "a": "r", "b": "r"},
     cases=(
         *({"chunk_size": 16, "causal": causal} for causal in (False, True)),
         *(

@@ -22,7 +22,7 @@ def initial_state(sizes, case, dtype):
     """State before the first token: constant in n.
 
     Returns:
-      `sum [b, s, e]` over finished chunks, float32; `open [b, c, 2s + e]`, the open chunk's k_quad, k_lin and v side by
+      `sum [b, s, e]` over finished chunks, float32; `open [b, c, 2s + e]`, the open chunk's quad_k, lin_k and v side by
       side in `dtype`, so that a token is one write, zero where no token has come; `position [b]`, int32: tokens so far.
       If `overlapping`, the chunk before stands before the open one, `[b, 2c, 2s + e]`, and `closed [b]`, int32, is how
       many chunks the sum has. A case without one of the two sums keeps nothing for it.
@@ -30,7 +30,7 @@ def initial_state(sizes, case, dtype):
     b, s, e = (sizes[axis] for axis in "bse")
     wide = "float64" if str(dtype) == "float64" else "float32"
     state = {"open": ops.zeros((b, *_open(sizes, case)), dtype), "position": ops.zeros((b,), "int32")}
-    if "q_lin" not in case:
+    if "lin_q" not in case:
         state["sum"] = ops.zeros((b, s, e), wide)
     if case.get("overlapping"):
         state["closed"] = ops.zeros((b,), "int32")
@@ -39,22 +39,22 @@ def initial_state(sizes, case, dtype):
 
 def _open(sizes, case):
     """Slots, and numbers in each: keys of the sums that there are, and a value."""
-    keys = ("q_quad" not in case) + ("q_lin" not in case)
+    keys = ("quad_q" not in case) + ("lin_q" not in case)
     return case["chunk_size"] * (2 if case.get("overlapping") else 1), keys * sizes["s"] + sizes["e"]
 
 
 def state_bytes(sizes, case, itemsize):
-    far = 0 if "q_lin" in case else 4 * sizes["s"] * sizes["e"]
+    far = 0 if "lin_q" in case else 4 * sizes["s"] * sizes["e"]
     counts = 8 if case.get("overlapping") else 4
     return sizes["b"] * (far + itemsize * math.prod(_open(sizes, case)) + counts)
 
 
 def extend(
     state,
-    q_quad,
-    k_quad,
-    q_lin,
-    k_lin,
+    quad_q,
+    quad_k,
+    lin_q,
+    lin_k,
     v,
     a=None,
     b=None,
@@ -71,13 +71,13 @@ def extend(
     if overlapping != ("closed" in state):
         raise ValueError(f"mixed_chunk needs a state of its own options, got one of overlapping={not overlapping}")
     if v.shape[1] == 1:
-        bias = None if q_quad is None else prepare(state, a, b, chunk_size=chunk_size, scale=scale)
-        heads = ops.concatenate([x for x in (q_quad, k_quad, q_lin, k_lin) if x is not None], axis=1)
+        bias = None if quad_q is None else prepare(state, a, b, chunk_size=chunk_size, scale=scale)
+        heads = ops.concatenate([x for x in (quad_q, quad_k, lin_q, lin_k) if x is not None], axis=1)
         out, state = step(state, heads, v[:, 0], bias, chunk_size=chunk_size, valid=valid, scale=scale)
         return out[:, None], close([state], chunk_size)[0]
     valid = ops.full_like(state["position"], ops.shape(v)[1]) if valid is None else valid
-    new = ops.concatenate([x for x in (k_quad, k_lin, v) if x is not None], axis=-1)
-    return _extend_by_chunks(state, q_quad, q_lin, new, a, b, valid, scale, chunk_size)
+    new = ops.concatenate([x for x in (quad_k, lin_k, v) if x is not None], axis=-1)
+    return _extend_by_chunks(state, quad_q, lin_q, new, a, b, valid, scale, chunk_size)
 
 
 def prepare(state, a, b, *, chunk_size, scale="normalized"):
@@ -104,7 +104,7 @@ def step(state, heads, v, bias, *, chunk_size, valid=None, scale="normalized"):
 
     Args:
       state: Of `initial_state`; no chunk is full.
-      heads: q_quad, k_quad, q_lin and k_lin of the token, `[b, 4, s]`; or those two that there are, `[b, 2, s]`.
+      heads: quad_q, quad_k, lin_q and lin_k of the token, `[b, 4, s]`; or those two that there are, `[b, 2, s]`.
       v: `[b, e]`.
       bias: Of `prepare`; None without the first sum.
       chunk_size: c.
@@ -233,18 +233,18 @@ def _closed(c, state):
 
 
 def _summary(total, chunk):
-    """Full chunks as one matrix each, of their k_lin and v: `[b, c, . + s + e]` -> `[b, s, e]`, as `total`."""
+    """Full chunks as one matrix each, of their lin_k and v: `[b, c, . + s + e]` -> `[b, s, e]`, as `total`."""
     s, e = total.shape[1:]
     return accumulate.einsum("bjs,bje->bse", chunk[:, :, -s - e : -e], chunk[:, :, -e:])
 
 
-def _extend_by_chunks(state, q_quad, q_lin, new, a, b, valid, scale, c):
+def _extend_by_chunks(state, quad_q, lin_q, new, a, b, valid, scale, c):
     """Lays each row's open chunk and its new tokens on the row's own chunk grid, and takes the parallel form there."""
     position, tokens = state["position"], ops.shape(new)[1]
     fill = position % c
     laid = on_grid(state["open"][:, -c:], new, fill, valid)
     arrived = ops.arange(ops.shape(laid)[1], dtype="int32")[None] - fill[:, None]  # [b, m]
-    q1, q2 = (None if q is None else fold(rows(q, arrived), c) for q in (q_quad, q_lin))
+    q1, q2 = (None if q is None else fold(rows(q, arrived), c) for q in (quad_q, lin_q))
     near = None if q1 is None else _near(state, q1, fold(laid, c), a, b, scale)
     far, kept = (None, {}) if q2 is None else _far(state, q2, fold(laid, c), fill, valid)
     out = near if far is None else far if near is None else near + far

@@ -17,12 +17,12 @@ from kernels_xla.flash.weighted_inter_chunk import far
 
 
 def weighted_mixed_chunk_attention(
-    q_quad: Tensor,
-    k_quad: Tensor,
-    q_lin: Tensor,
-    k_lin: Tensor,
-    q_sum: Tensor,
-    k_sum: Tensor,
+    quad_q: Tensor,
+    quad_k: Tensor,
+    lin_q: Tensor,
+    lin_k: Tensor,
+    sum_q: Tensor,
+    sum_k: Tensor,
     v: Tensor,
     a: Tensor | None = None,
     b: Tensor | None = None,
@@ -37,23 +37,23 @@ def weighted_mixed_chunk_attention(
     """Adds squared-ReLU attention within each chunk to weighted linear attention over chunks.
 
     The sum inside chunks is that of `mixed_chunk_attention`. For the other, let chunk h have N_h real tokens and
-    kbar_h, the mean of their k_sum. Position i of chunk g receives
+    kbar_h, the mean of their sum_k. Position i of chunk g receives
 
-        sum over the chunks h seen:  A[g, h] / N_h  sum over j of h: (q_lin[i] . k_lin[j]) v[j]
+        sum over the chunks h seen:  A[g, h] / N_h  sum over j of h: (lin_q[i] . lin_k[j]) v[j]
         A[g, :] = softmax over h of (qbar_g . kbar_h / sqrt(s) + log N_h)
 
-    If `causal`, those are the chunks before g, and qbar_g is the mean of q_sum over the last of them, which is
+    If `causal`, those are the chunks before g, and qbar_g is the mean of sum_q over the last of them, which is
     finished; otherwise they are all chunks, and qbar_g is the mean over g itself. A mean over no token is 0. With
     scores of 0 all tokens weigh the same, which is mixed chunk attention. No length enters a causal row. Both sums and
     all means stay inside the document of i.
 
     Args:
-      q_quad: Queries of the first sum, `[b, n, s]`.
-      k_quad: Keys of the first sum, `[b, n, s]`.
-      q_lin: Queries of the second sum, `[b, n, s]`.
-      k_lin: Keys of the second sum, `[b, n, s]`.
-      q_sum: What chunks are scored by, as queries, `[b, n, s]`.
-      k_sum: As keys, `[b, n, s]`.
+      quad_q: Queries of the first sum, `[b, n, s]`.
+      quad_k: Keys of the first sum, `[b, n, s]`.
+      lin_q: Queries of the second sum, `[b, n, s]`.
+      lin_k: Keys of the second sum, `[b, n, s]`.
+      sum_q: What chunks are scored by, as queries, `[b, n, s]`.
+      sum_k: As keys, `[b, n, s]`.
       v: Values, `[b, n, e]`.
       a: Left half of the relative bias, `[r]`; None for no bias.
       b: Right half, `[r]`.
@@ -78,21 +78,21 @@ def weighted_mixed_chunk_attention(
     n, ids = ops.shape(v)[1], documents(padding_mask, segment_ids)
     masks = {"padding_mask": padding_mask, "segment_ids": segment_ids, "offset": offset}
     options = {"chunk_size": chunk_size, "causal": causal, "scale": scale}
-    inside = mixed_chunk_attention(q_quad, k_quad, None, None, v, a, b, **options, **masks)
+    inside = mixed_chunk_attention(quad_q, quad_k, None, None, v, a, b, **options, **masks)
     v = v if ids is None else keep(v, (ids > 0)[..., None])
     grid = fold(ops.ones((1, n), "int32") if ids is None else ids, chunk_size)  # 0 where the last chunk is filled up
-    heads = (fold(x, chunk_size) for x in (q_lin, k_lin, v, q_sum, k_sum))
+    heads = (fold(x, chunk_size) for x in (lin_q, lin_k, v, sum_q, sum_k))
     out = inside + unfold(far(*heads, grid, segment_ids is not None, causal), n)
     return out if ids is None else keep(out, (ids > 0)[..., None])
 
 
 def weighted_mixed_chunk_attention_reference(
-    q_quad,
-    k_quad,
-    q_lin,
-    k_lin,
-    q_sum,
-    k_sum,
+    quad_q,
+    quad_k,
+    lin_q,
+    lin_k,
+    sum_q,
+    sum_k,
     v,
     a=None,
     b=None,
@@ -106,20 +106,20 @@ def weighted_mixed_chunk_attention_reference(
     """The second sum as one softmax over the tokens seen, each scored by the mean of its chunk."""
     masks = {"padding_mask": padding_mask, "segment_ids": segment_ids}
     options = {"chunk_size": chunk_size, "causal": causal, "scale": scale}
-    inside = mixed_chunk_attention_reference(q_quad, k_quad, None, None, v, a, b, **options, **masks)
+    inside = mixed_chunk_attention_reference(quad_q, quad_k, None, None, v, a, b, **options, **masks)
     n, ids = v.shape[1], documents(**masks)
     ids = ops.ones((1, n), "int32") if ids is None else ids
     document = (ids[:, :, None] == ids[:, None, :]) & (ids[:, None, :] > 0)  # [b, i, j]
     chunk = ops.arange(n) // chunk_size
     behind = chunk[:, None] - chunk
     seen = document & (behind > 0) if causal else document
-    q_mean = _mean(q_sum, document & (behind == (1 if causal else 0)))
-    scores = ops.einsum("bis,bjs->bij", q_mean, _mean(k_sum, document & (behind == 0))) / q_sum.shape[-1] ** 0.5
+    q_mean = _mean(sum_q, document & (behind == (1 if causal else 0)))
+    scores = ops.einsum("bis,bjs->bij", q_mean, _mean(sum_k, document & (behind == 0))) / sum_q.shape[-1] ** 0.5
     scores = ops.where(seen, scores, ops.cast(LOW, v.dtype))
     shares = ops.exp(scores - ops.max(scores, axis=-1, keepdims=True)) * ops.cast(seen, v.dtype)
     total = ops.sum(shares, axis=-1, keepdims=True)
     shares = shares / ops.where(total > 0, total, ops.ones_like(total))
-    return inside + ops.einsum("bij,bje->bie", shares * ops.einsum("bis,bjs->bij", q_lin, k_lin), v)
+    return inside + ops.einsum("bij,bje->bie", shares * ops.einsum("bis,bjs->bij", lin_q, lin_k), v)
 
 
 def _mean(x, of):
@@ -140,7 +140,7 @@ SPEC = KernelSpec(
     reference=weighted_mixed_chunk_attention_reference,
     stream=Stream(initial_state=initial_state, extend=extend, supports=lambda case: case["causal"]),
     inputs={
-        **dict.fromkeys(("q_quad", "k_quad", "q_lin", "k_lin", "q_sum", "k_sum"), "bns"),
+        **dict.fromkeys(("quad_q", "quad_k", "lin_q", "lin_k", "sum_q", "sum_k"), "bns"),
         **{"v": "bne", "a": "r", "b": "r"},
     },
     cases=({"chunk_size": 4, "causal": True}, {"chunk_size": 4, "causal": False}),

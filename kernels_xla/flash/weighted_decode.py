@@ -25,10 +25,10 @@ def initial_state(sizes, case, dtype):
     """State before the first token, with room for the chunks of `n` tokens a row: it grows with n / c.
 
     Returns:
-      That of `mixed_chunk_stream`, where `sum` is what the open chunk reads, times its tokens; `sums [b, c, 2s]`, q_sum
-      and k_sum of the open chunk side by side, zero where no token has come; of each finished chunk, all of whose
+      That of `mixed_chunk_stream`, where `sum` is what the open chunk reads, times its tokens; `sums [b, c, 2s]`, sum_q
+      and sum_k of the open chunk side by side, zero where no token has come; of each finished chunk, all of whose
       tokens are real, `chunks [b, n / c, s, e]`, its sum of products of keys with values, and `keys [b, n / c, s]`, its
-      mean of k_sum, float32; `closed [b]`, int32: how many there are.
+      mean of sum_k, float32; `closed [b]`, int32: how many there are.
     """
     b, s, e, c = (*(sizes[axis] for axis in "bse"), case["chunk_size"])
     state, chunks = decode.initial_state(sizes, case, dtype), -(-sizes["n"] // c)
@@ -46,12 +46,12 @@ def state_bytes(sizes, case, itemsize):
 
 def extend(
     state,
-    q_quad,
-    k_quad,
-    q_lin,
-    k_lin,
-    q_sum,
-    k_sum,
+    quad_q,
+    quad_k,
+    lin_q,
+    lin_k,
+    sum_q,
+    sum_k,
     v,
     a=None,
     b=None,
@@ -66,18 +66,18 @@ def extend(
         raise ValueError("weighted_chunks can be streamed only if causal, got causal=False")
     if v.shape[1] == 1:
         bias = decode.prepare(state, a, b, chunk_size=chunk_size, scale=scale)
-        heads = ops.concatenate([q_quad, k_quad, q_lin, k_lin, q_sum, k_sum], axis=1)
+        heads = ops.concatenate([quad_q, quad_k, lin_q, lin_k, sum_q, sum_k], axis=1)
         out, state = step(state, heads, v[:, 0], bias, chunk_size=chunk_size, valid=valid, scale=scale)
         return out[:, None], close([state], chunk_size)[0]
     valid = ops.full_like(state["position"], ops.shape(v)[1]) if valid is None else valid
-    new = {"open": ops.concatenate([k_quad, k_lin, v], axis=-1), "sums": ops.concatenate([q_sum, k_sum], axis=-1)}
-    return _extend_by_chunks(state, q_quad, q_lin, new, a, b, valid, scale, chunk_size)
+    new = {"open": ops.concatenate([quad_k, lin_k, v], axis=-1), "sums": ops.concatenate([sum_q, sum_k], axis=-1)}
+    return _extend_by_chunks(state, quad_q, lin_q, new, a, b, valid, scale, chunk_size)
 
 
 def step(state, heads, v, bias, *, chunk_size, valid=None, scale="normalized"):
     """One token of each row, without closing the chunks that it fills: `close` must follow before the next token.
 
-    As `decode.step`, with `heads [b, 6, s]`: q_quad, k_quad, q_lin, k_lin, q_sum and k_sum.
+    As `decode.step`, with `heads [b, 6, s]`: quad_q, quad_k, lin_q, lin_k, sum_q and sum_k.
     """
     new = ops.reshape(heads[:, 4:], (ops.shape(heads)[0], 1, -1))
     sums = append(state["sums"], new, state["position"] % chunk_size, valid)
@@ -114,7 +114,7 @@ def _closed(full, state):
 
 
 def _means(sums, dtype):
-    """Means of q_sum and k_sum over full chunks, side by side in `[b, g, c, 2s]`: two `[b, g, s]`."""
+    """Means of sum_q and sum_k over full chunks, side by side in `[b, g, c, 2s]`: two `[b, g, s]`."""
     return ops.split(ops.mean(ops.cast(sums, dtype), axis=2), 2, axis=-1)
 
 
@@ -133,14 +133,14 @@ def _read(kept, q_mean, closed, c):
     return accumulate.einsum("bgm,bmse->bgse", ops.cast(weights, kept["chunks"].dtype), kept["chunks"])
 
 
-def _extend_by_chunks(state, q_quad, q_lin, new, a, b, valid, scale, c):
+def _extend_by_chunks(state, quad_q, lin_q, new, a, b, valid, scale, c):
     """Lays each row's open chunk and its new tokens on the row's own chunk grid, and takes the parallel form there."""
-    position, tokens, s = state["position"], ops.shape(new["open"])[1], q_lin.shape[-1]
+    position, tokens, s = state["position"], ops.shape(new["open"])[1], lin_q.shape[-1]
     fill, until, own = position % c, position % c + valid, position // c
     laid = {name: on_grid(state[name], x, fill, valid) for name, x in new.items()}
     slots = ops.arange(ops.shape(laid["open"])[1], dtype="int32")
     arrived = slots - fill[:, None]  # [b, m]
-    q_near, q_far = (fold(rows(q, arrived), c) for q in (q_quad, q_lin))
+    q_near, q_far = (fold(rows(q, arrived), c) for q in (quad_q, lin_q))
     chunks, at = fold(laid["open"], c), ops.arange(c, dtype="int32")
     k_near, k_far, v = (chunks[..., part] for part in (slice(s), slice(s, 2 * s), slice(2 * s, None)))
     near = local(q_near, k_near, v, a, b, pairs(None, None, at, at, causal=True), scale, runtime_zero(position))

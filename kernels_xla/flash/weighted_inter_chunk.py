@@ -13,7 +13,7 @@ from kernels_xla.flash import inter_chunk
 
 
 def far(
-    q: Tensor, k: Tensor, v: Tensor, q_sum: Tensor, k_sum: Tensor, ids: Tensor, packed: bool, causal: bool
+    q: Tensor, k: Tensor, v: Tensor, sum_q: Tensor, sum_k: Tensor, ids: Tensor, packed: bool, causal: bool
 ) -> Tensor:
     """The sum over the chunks seen, of what the documents that cross chunks have in each.
 
@@ -21,8 +21,8 @@ def far(
       q: `[b, g, c, s]`.
       k: `[b, g, c, s]`.
       v: `[b, g, c, e]`, 0 at padding.
-      q_sum: `[b, g, c, s]`.
-      k_sum: `[b, g, c, s]`.
+      sum_q: `[b, g, c, s]`.
+      sum_k: `[b, g, c, s]`.
       ids: Documents, int32 `[b, g, c]` or `[1, g, c]`, 0 at padding.
       packed: Whether there may be more than one in a row.
       causal: Whether the chunks seen are those before, rather than all.
@@ -40,7 +40,7 @@ def far(
         read = reads = ops.stack(both, axis=-1)
     part = _tokens_of(ids, read)  # [b, g, p, c]
     count = ops.sum(ops.cast(part, accumulate.sum_dtype(v)), axis=-1)
-    q_mean, k_mean = (_mean(x, part, count) for x in (q_sum, k_sum))
+    q_mean, k_mean = (_mean(x, part, count) for x in (sum_q, sum_k))
     if causal:  # of the chunk before: none before the first
         q_mean = ops.pad(q_mean, [[0, 0], [1, 0], [0, 0], [0, 0]])[:, :-1]
     summaries = ops.einsum("bgpjs,bgje->bgpse", keep(k[:, :, None], part[..., None]), v)

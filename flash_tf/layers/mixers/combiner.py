@@ -8,7 +8,7 @@ from flash_tf.layers.linear_mixer import LinearMixer
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero, token_positions
 from flash_tf.layers.streaming import check_streams, next_positions
-from kernels_xla import diag_attention
+from kernels_xla import diag_attention as diag
 from kernels_xla.combiner import axial, fixed
 from kernels_xla.common.masks import keep
 from kernels_xla.common.rotary import rotary
@@ -127,7 +127,7 @@ class Combiner(LinearMixer):
 
     def _summaries(self, x, positions, inputs, masks):
         """Keys and values of the axial summaries of all tokens `x [b, n, d]`, `[b, n, h, s]`."""
-        v_sum = diag_attention.diag_attention(**inputs, chunk_size=self.chunk_size, **masks)
+        v_sum = diag.diag_attention(**inputs, chunk_size=self.chunk_size, **masks)
         mixed = ops.reshape(v_sum, (*ops.shape(v_sum)[:2], self.width))
         k_sum = self.split(self.summary_out(self.summary_norm(x + self.summary_in(mixed))))
         return {"k_sum": rotary(k_sum, positions) if self.rotary else k_sum, "v_sum": v_sum}
@@ -141,7 +141,7 @@ class Combiner(LinearMixer):
     def flops(self, n: int) -> int:
         if self.summaries == "fixed":
             return super().flops(n)
-        return super().flops(n) + diag_attention.SPEC.flops(self.sizes(n=n), {**self.case, "causal": False})
+        return super().flops(n) + diag.SPEC.flops(self.sizes(n=n), {**self.case, "causal": False})
 
     def activations(self, n: int) -> int:
         c = min(n, self.chunk_size)

@@ -14,8 +14,8 @@ from kernels_xla.diag_attention import SPEC
 class DiagAttention(LinearMixer):
     """`out = W_o concat_h(attend(q_h, k_h, v_h))` among the tokens of a block, with biases.
 
-    Source: TransNormer (arXiv:2210.10340), section 4.2; see `kernels_xla.diag_attention`. Its T1 takes "relu", whose sums a norm
-    of all heads together brings to one length, its T2 "softmax".
+    Source: TransNormer (arXiv:2210.10340), section 4.2; see `kernels_xla.diag_attention`. T1 takes "relu" and
+    normalises the sums of all heads together; T2 takes "softmax".
 
     Matrices start from N(0, 0.02), as those of every system here, and of the masked models in the authors' code; its
     causal models start from Xavier's, 0.044 at a width of 512.

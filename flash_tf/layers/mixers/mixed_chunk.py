@@ -2,7 +2,7 @@
 
 import keras
 
-from flash_tf.layers.chunked_unit import KERNEL, ChunkedUnit
+from flash_tf.layers.chunked_unit import ChunkedUnit
 from flash_tf.layers.mixers import MIXERS
 from kernels_xla.flash import decode
 from kernels_xla.flash.attention import SPEC
@@ -60,7 +60,7 @@ class MixedChunkAttention(ChunkedUnit):
       TensorShape([2, 10, 16])
     """
 
-    spec, stream = SPEC, mixed_chunk_stream
+    spec, stream = SPEC, decode
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class MixedChunkAttention(ChunkedUnit):
         absent = set(PARTS["both"]) - set(PARTS[self.parts])
         options = {"chunk_size": self.chunk_size, "causal": self.causal, "scale": self.scale}
         options |= {} if self.causal else {"first_to_all": self.first_to_all}  # which no stream takes
-        return {**options, "overlapping": self.overlapping, **{KERNEL[name]: None for name in absent}}
+        return {**options, "overlapping": self.overlapping, **{name: None for name in absent}}
 
     def activations(self, n: int) -> int:
         c = self.chunk_size

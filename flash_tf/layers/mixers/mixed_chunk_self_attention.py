@@ -17,7 +17,7 @@ class MixedChunkSelfAttention(LinearMixer):
 
     Source: FLASH (arXiv:2202.10447), section 4.4, "MC-TFM++": mixed chunk attention with multi-head self-attention
     instead of the gated unit. The paper gives no formula; ours is that of `kernels_xla.mc_tfm`, with queries and
-    keys of the linear part made of those of the other, channel by channel: `q_lin = gamma q + beta`, as FLASH makes its
+    keys of the linear part made of those of the other, channel by channel: `lin_q = gamma q + beta`, as FLASH makes its
     four heads of one.
 
     Args:
@@ -57,7 +57,7 @@ class MixedChunkSelfAttention(LinearMixer):
     def build(self, x_shape):
         self.build_heads(x_shape, multiple=2 if self.rotary else 1)
         self.query_scale, self.key_scale = (
-            OffsetScale([name], dtype=self.dtype_policy, name=f"{name}_scale") for name in ("q_lin", "k_lin")
+            OffsetScale([name], dtype=self.dtype_policy, name=f"{name}_scale") for name in ("lin_q", "lin_k")
         )
         self.query_scale.build(x_shape)
         self.key_scale.build(x_shape)

@@ -5,10 +5,10 @@ from keras import ops
 
 from flash_tf.layers.gated_attention_unit import GatedAttentionUnit
 from flash_tf.layers.mixers import MIXERS
-from kernels_xla import gau, softmax_attention
+from kernels_xla import gau
+from kernels_xla import softmax_attention as softmax
 from kernels_xla.common.rotary import rotary
 from kernels_xla.gau import SPEC, gau_attention
-from kernels_xla.softmax_attention import softmax_attention
 
 
 @MIXERS.register("quadratic")
@@ -102,7 +102,7 @@ class QuadraticAttention(GatedAttentionUnit):
         masks = {"causal": self.causal, "padding_mask": padding_mask, "segment_ids": segment_ids}
         q, k, values = heads["q"], heads["k"], self._split(v)
         if self.kernel == "softmax":
-            out = softmax_attention(q, k, values, **masks)
+            out = softmax.softmax_attention(q, k, values, **masks)
         else:
             options = {"scale": self.scale, "divisor": self.divisor, "offset": offset, **prefix}
             out = gau_attention(q, k, values, a, b, **options, **masks)
@@ -127,7 +127,7 @@ class QuadraticAttention(GatedAttentionUnit):
     def attend_next(self, heads, v, state, valid, prepared):
         given = (state, heads["q"], heads["k"], self._split(v))
         if self.kernel == "softmax":
-            out, state = softmax_attention.extend(*given, valid=valid)
+            out, state = softmax.extend(*given, valid=valid)
         else:
             options = {"scale": self.scale, "divisor": self.divisor, "prepared": (prepared or {}).get("bias")}
             out, state = gau.extend(*given, **self.stream_bias(), valid=valid, **options)

@@ -14,7 +14,8 @@ class Reformer(BidirectionalMixer):
     """`out = W_o concat_h(o_h)`: attention of q_h to `q_h / |q_h|` within chunks of the text sorted by hash.
 
     Source: Kitaev et al., "Reformer", arXiv:2001.04451, LSH attention, without its reversible layers; see
-    `kernels_xla.reformer`. The rotations of the hash follow from the seed [our definition; they are drawn in each step].
+    `kernels_xla.reformer`. The rotations of the hash follow from the seed [our definition; the
+    authors draw them in each step].
 
     Args:
       heads: h; must divide the width d.

@@ -8,10 +8,11 @@ from flash_tf.layers.kernel_mixer import KernelMixer
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero, token_positions
 from flash_tf.layers.streaming import check_streams, next_positions
-from kernels_xla import gau, softmax_attention
+from kernels_xla import gau
+from kernels_xla import softmax_attention as softmax
 from kernels_xla.common.rotary import rotary
 from kernels_xla.gau import gau_attention
-from kernels_xla.softmax_attention import SPEC, softmax_attention
+from kernels_xla.softmax_attention import SPEC
 
 
 @MIXERS.register("self_attention")
@@ -82,7 +83,7 @@ class MultiHeadSelfAttention(KernelMixer):
 
     def call(self, x, padding_mask=None, segment_ids=None, positions=None, training=None):
         positions = token_positions(x, segment_ids) if positions is None else positions
-        attend = softmax_attention if self.kernel == "softmax" else gau_attention
+        attend = softmax.softmax_attention if self.kernel == "softmax" else gau_attention
         q, k, v, *gate = self._project(x, positions)
         masks = {"padding_mask": padding_mask, "segment_ids": segment_ids, "offset": runtime_zero(positions)}
         out = attend(q, k, v, causal=self.causal, **masks)
@@ -113,7 +114,7 @@ class MultiHeadSelfAttention(KernelMixer):
         """The next tokens of each row; see `flash_tf.layers.mixers`."""
         check_streams(self, self.obstacle)
         positions = next_positions(state["position"], ops.shape(x)[1]) if positions is None else positions
-        attend = softmax_attention.extend if self.kernel == "softmax" else gau.extend
+        attend = softmax.extend if self.kernel == "softmax" else gau.extend
         q, k, v, *gate = self._project(x, positions)
         out, state = attend(state, q, k, v, valid=valid)
         return self._leave(out, gate), state

@@ -16,8 +16,9 @@ class TransformerLS(BidirectionalMixer):
     """`out = W_o concat_h(attend(q_h, [near k_h, far K_h], [near v_h, far V_h]))`, one softmax over both.
 
     Source: Zhu et al., "Long-Short Transformer", arXiv:2107.02192. Keys and values pass one layer norm, and their sums
-    another, of keys and values alike, as in the authors' code of masked models; see `kernels_xla.transformer_ls.attention`, and
-    `kernels_xla.transformer_ls.causal_attention`, which sums each segment of the text once it is finished, instead of the whole.
+    another, of keys and values alike, as in the authors' code of masked models; see
+    `kernels_xla.transformer_ls.attention`, and `kernels_xla.transformer_ls.causal_attention`, which sums each segment
+    of the text once it is finished, instead of the whole.
     Its state keeps the sums of all segments. Ours is that the causal form has the same norms, where the authors' sums
     what has passed none, and no relative positions, and that its segments are as long as the window's.
 

@@ -2,7 +2,7 @@
 
 import keras
 
-from flash_tf.layers.chunked_unit import KERNEL, ChunkedUnit
+from flash_tf.layers.chunked_unit import ChunkedUnit
 from flash_tf.layers.mixers import MIXERS
 from kernels_xla.flash import weighted, weighted_decode
 
@@ -47,8 +47,8 @@ class WeightedChunks(ChunkedUnit):
     """
 
     grows = True
-    spec, stream = weighted.SPEC, weighted_chunks_stream
-    head_names = tuple(KERNEL)
+    spec, stream = weighted.SPEC, weighted_decode
+    head_names = ("quad_q", "quad_k", "lin_q", "lin_k", "sum_q", "sum_k")
 
     def __init__(
         self,

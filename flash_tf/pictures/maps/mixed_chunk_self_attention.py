@@ -10,15 +10,15 @@ def parts(mixer, x: np.ndarray) -> list[Part]:
     """The sum inside the chunk, and the sum across chunks over the tokens that it takes; see the folder."""
     q, k, v = cut(dense(mixer.in_projection, x), [mixer.width] * 3)
     linear = [_scaled(part, made) for part, made in ((q, mixer.query_scale), (k, mixer.key_scale))]
-    q, k, q_lin, k_lin, v = (heads(part, mixer.heads) for part in (q, k, *linear, v))
+    q, k, lin_q, lin_k, v = (heads(part, mixer.heads) for part in (q, k, *linear, v))
     if mixer.rotary:
-        q, k, q_lin, k_lin = (rotated(part) for part in (q, k, q_lin, k_lin))
+        q, k, lin_q, lin_k = (rotated(part) for part in (q, k, lin_q, lin_k))
     n = len(x)
     chunk = np.arange(n) // mixer.chunk_size
     inside = (chunk[:, None] == chunk) & visible(n, mixer.causal)
     across = chunk < chunk[:, None] if mixer.causal else np.ones((n, n), bool)
     near = softmax(q, k, inside)
-    far = q_lin @ np.swapaxes(k_lin, -1, -2) / np.maximum(across.sum(axis=1, keepdims=True), 1) * across
+    far = lin_q @ np.swapaxes(lin_k, -1, -2) / np.maximum(across.sum(axis=1, keepdims=True), 1) * across
     out = array(mixer.out_projection.kernel)
     return [
         Part("local", near, inside, together(near @ v) @ out),

@@ -4,10 +4,10 @@ from tests.oracles.common import bias, queries, relu2
 
 
 def flash(
-    q_quad,
-    k_quad,
-    q_lin,
-    k_lin,
+    quad_q,
+    quad_k,
+    lin_q,
+    lin_k,
     v,
     a=None,
     b=None,
@@ -31,18 +31,18 @@ def flash(
     for row, i, own in queries(v, padding_mask, segment_ids):
         starts = i == 0 or (segment_ids is not None and segment_ids[row, i - 1] != segment_ids[row, i])
         if i % chunk_size == 0 and (first_to_all == "chunks" or (first_to_all == "cls" and starts)):
-            scores = np.exp(k_quad[row, own] @ q_quad[row, i] / np.sqrt(q_quad.shape[-1]))
+            scores = np.exp(quad_k[row, own] @ quad_q[row, i] / np.sqrt(quad_q.shape[-1]))
             out[row, i] = scores @ v[row, own] / scores.sum()
             continue
         chunk = i // chunk_size
         first = chunk - 1 if overlapping else chunk
         near = [j for j in own if first <= j // chunk_size <= chunk and (j <= i or not causal)]
         far = [j for j in own if j // chunk_size < chunk] if causal else own
-        if q_quad is not None:
-            content = k_quad[row, near] @ q_quad[row, i]
+        if quad_q is not None:
+            content = quad_k[row, near] @ quad_q[row, i]
             size = chunk_size * (2 if overlapping else 1)
-            weights = relu2(content, bias(a, b, i, near), scale, q_quad.shape[-1], size)
+            weights = relu2(content, bias(a, b, i, near), scale, quad_q.shape[-1], size)
             out[row, i] = weights @ v[row, near]
-        if q_lin is not None and far:
-            out[row, i] += (k_lin[row, far] @ q_lin[row, i]) @ v[row, far] / len(far)
+        if lin_q is not None and far:
+            out[row, i] += (lin_k[row, far] @ lin_q[row, i]) @ v[row, far] / len(far)
     return out

@@ -4,12 +4,12 @@ from tests.oracles.common import bias, queries, relu2
 
 
 def flash_weighted(
-    q_quad,
-    k_quad,
-    q_lin,
-    k_lin,
-    q_sum,
-    k_sum,
+    quad_q,
+    quad_k,
+    lin_q,
+    lin_k,
+    sum_q,
+    sum_k,
     v,
     a=None,
     b=None,
@@ -22,23 +22,23 @@ def flash_weighted(
 ):
     """`gau` inside the own chunk, and of each chunk h seen A_h times the mean over it of (q_lin_i·k_lin_j) v_j.
 
-    A_h ∝ N_h exp(q̄·k̄_h/√s), k̄_h the mean of k_sum over the document's N_h tokens there. If causal, the chunks before
-    are seen, and q̄ is the mean of q_sum over the one just before; otherwise all chunks, and q̄ is of the own one.
+    A_h ∝ N_h exp(q̄·k̄_h/√s), k̄_h the mean of sum_k over the document's N_h tokens there. If causal, the chunks before
+    are seen, and q̄ is the mean of sum_q over the one just before; otherwise all chunks, and q̄ is of the own one.
     """
-    out, width = np.zeros(v.shape), q_quad.shape[-1]
+    out, width = np.zeros(v.shape), quad_q.shape[-1]
     for row, i, own in queries(v, padding_mask, segment_ids):
         members = {}
         for j in own:
             members.setdefault(j // chunk_size, []).append(j)
         chunk = i // chunk_size
         near = [j for j in members[chunk] if j <= i or not causal]
-        weights = relu2(k_quad[row, near] @ q_quad[row, i], bias(a, b, i, near), scale, width, chunk_size)
+        weights = relu2(quad_k[row, near] @ quad_q[row, i], bias(a, b, i, near), scale, width, chunk_size)
         out[row, i] = weights @ v[row, near]
         asks = members.get(chunk - 1 if causal else chunk, [])
-        query = q_sum[row, asks].mean(axis=0) if asks else np.zeros(width)
+        query = sum_q[row, asks].mean(axis=0) if asks else np.zeros(width)
         seen = [there for h, there in members.items() if h < chunk or not causal]
-        scores = [query @ k_sum[row, there].mean(axis=0) / np.sqrt(width) for there in seen]
+        scores = [query @ sum_k[row, there].mean(axis=0) / np.sqrt(width) for there in seen]
         mass = np.array([len(there) * np.exp(score) for there, score in zip(seen, scores, strict=True)])
         for there, weight in zip(seen, mass / mass.sum(), strict=True):
-            out[row, i] += weight * np.mean([(q_lin[row, i] @ k_lin[row, j]) * v[row, j] for j in there], axis=0)
+            out[row, i] += weight * np.mean([(lin_q[row, i] @ lin_k[row, j]) * v[row, j] for j in there], axis=0)
     return out

@@ -3,7 +3,7 @@ import numpy as np
 from tests.oracles.common import queries
 
 
-def mc_tfm(q, k, v, q_lin, k_lin, *, chunk_size, causal=False, padding_mask=None, segment_ids=None):
+def mc_tfm(q, k, v, lin_q, lin_k, *, chunk_size, causal=False, padding_mask=None, segment_ids=None):
     """Softmax among the own document's tokens of the own chunk, plus Σ_j (q_lin_i·k_lin_j)/N · v_j across chunks.
 
     The second sum takes the N tokens of the document in earlier chunks if causal, and all its N tokens otherwise.
@@ -16,5 +16,5 @@ def mc_tfm(q, k, v, q_lin, k_lin, *, chunk_size, causal=False, padding_mask=None
             weights = np.exp(k[row, near, head] @ q[row, i, head] / np.sqrt(q.shape[-1]))
             out[row, i, head] = weights @ v[row, near, head] / weights.sum()
             for j in far:
-                out[row, i, head] += q_lin[row, i, head] @ k_lin[row, j, head] / len(far) * v[row, j, head]
+                out[row, i, head] += lin_q[row, i, head] @ lin_k[row, j, head] / len(far) * v[row, j, head]
     return out

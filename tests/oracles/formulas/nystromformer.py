@@ -3,12 +3,12 @@ import numpy as np
 from tests.oracles.common import inverse, texts
 
 
-def softmax_attention(scores):
+def softmax(scores):
     return np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)
 
 
 def nystromformer(q, k, v, *, landmarks, padding_mask=None):
-    """softmax_attention(q K) inverse(softmax_attention(Q K)) softmax_attention(Q k) v, Q and K being means over segments of the text's tokens."""
+    """softmax(q K) inverse(softmax(Q K)) softmax(Q k) v, Q and K being means over segments of the text's tokens."""
     out = np.zeros(v.shape)
     for row, own in texts(v, padding_mask):
         # Token a of m starts segment t where a reaches t·m / landmarks.
@@ -18,8 +18,6 @@ def nystromformer(q, k, v, *, landmarks, padding_mask=None):
             x, y = q[row, own, head] / np.sqrt(q.shape[-1]), k[row, own, head]
             few_x = np.array([q[row, part, head].mean(axis=0) for part in parts]) / np.sqrt(q.shape[-1])
             few_y = np.array([k[row, part, head].mean(axis=0) for part in parts])
-            middle = inverse(softmax_attention(few_x @ few_y.T))
-            out[row, own, head] = (
-                softmax_attention(x @ few_y.T) @ middle @ softmax_attention(few_x @ y.T) @ v[row, own, head]
-            )
+            middle = inverse(softmax(few_x @ few_y.T))
+            out[row, own, head] = softmax(x @ few_y.T) @ middle @ softmax(few_x @ y.T) @ v[row, own, head]
     return out
