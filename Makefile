@@ -33,7 +33,7 @@ quickstart: $(VENV)/.installed
 	@echo; echo "Next, after . $(BIN)/activate:"
 	@echo "  flash-tf fill-mask $(RUN) 'if not <mask>(x, str): raise TypeError'"
 	@echo "  flash-tf describe mlm_c4/flash                        # the paper's model: parameters, FLOPs, memory"
-	@echo "  flash-tf train quickstart --model-dir runs/quad --set 'model.mixer={type: quadratic, key_dim: 64}'"
+	@echo "  flash-tf train quickstart --model-dir runs/quad --set 'model.mixer={type: gau, key_dim: 64}'"
 	@echo "  tensorboard --logdir runs                             # the curves"
 
 test: $(VENV)/.installed-dev

@@ -1,7 +1,7 @@
 """Times every kernel, forward alone and with its gradients, after checking that it equals its reference.
 
     python -m benchmarks.kernels --json benchmarks/results/kernels.json
-    KERAS_BACKEND=jax python -m benchmarks.kernels --kernel mixed_chunk --tokens 4096
+    KERAS_BACKEND=jax python -m benchmarks.kernels --kernel flash --tokens 4096
     python -m benchmarks.kernels --kernel linear --vary form chunks cumsum matmul
 
 Kernels are found as the contract tests find them. A kernel that differs from its reference is not timed: a wrong
@@ -24,25 +24,25 @@ LENGTHS = (512, 2048, 8192)
 SIZES = {"h": 1, "s": 128, "e": 1536, "r": 128, "d": 768, "w": 4}
 MANY_HEADS = {"h": 12, "s": 64, "e": 64}  # the Transformer++ of that width
 OF_MANY_HEADS = (
-    "block",
+    "diag_attention",
     "combiner_axial",
     "combiner_fixed",
-    "decayed",
-    "gated",
-    "gaussian",
-    "gaussian_landmarks",
-    "hashed",
-    "linear",
-    "long_short",
-    "long_short_causal",
-    "mixed_heads",
-    "nystrom",
-    "projected",
+    "retention",
+    "gla",
+    "kernelized_attention",
+    "skyformer",
+    "reformer",
+    "linear_attention",
+    "transformer_ls",
+    "transformer_ls_causal",
+    "mc_tfm",
+    "nystromformer",
+    "linformer",
     "random_features",
     "rotary",
-    "softmax",
-    "sparse_blocks",
-    "sparse_queries",
+    "softmax_attention",
+    "bigbird",
+    "informer",
 )
 SMALL = {"b": 2, "h": 2, "s": 8, "e": 16, "r": 8, "d": 12, "m": 40, "w": 4}
 PARITY = 2e-5  # relative root mean square: two results, each after some hundred float32 roundings of 6e-8

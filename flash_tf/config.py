@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 
-from flash_tf import mappings
+from flash_tf import mappings, renamed
 from flash_tf.registry import check_options, hint
 
 FOLDER = Path(__file__).parent / "configs"
@@ -163,6 +163,8 @@ class Config:
     paper: str | None = None  # where the system is from, for `flash-tf list`
 
     def __post_init__(self):
+        if "mixer" in self.model:
+            object.__setattr__(self, "model", {**self.model, "mixer": renamed.mixer(self.model["mixer"])})
         n, tokens = self.data.sequence_length, self.train.tokens_per_step
         if tokens % (n * self.train.accumulate):
             raise ValueError(

@@ -19,9 +19,17 @@ class Registry:
     a registered class is its schema: its annotated parameters are the only options it takes.
     """
 
-    def __init__(self, kind: str, folder: str, *, common: tuple[str, ...] = ()):
+    def __init__(
+        self,
+        kind: str,
+        folder: str,
+        *,
+        common: tuple[str, ...] = (),
+        current: Callable[[Any], Any] = lambda part: part,
+    ):
         self.kind = kind
         self._folder = folder
+        self._current = current  # a part with old names -> the part with today's
         self._common = common  # options that every part of this kind takes through **kwargs, as `name` and `dtype`
         self._classes: dict[str, type] = {}
 
@@ -51,6 +59,7 @@ class Registry:
 
     def check(self, part: Any) -> None:
         """Raises a ValueError unless `part` is `{"type": name, **options}` with options of that class."""
+        part = self._current(part)
         if not isinstance(part, Mapping) or "type" not in part:
             raise ValueError(f"a {self.kind} needs a mapping with a `type`, got {part!r}")
         options = {k: v for k, v in part.items() if k != "type" and k not in self._common}
@@ -58,6 +67,7 @@ class Registry:
 
     def build(self, part: Mapping[str, Any], **extra: Any) -> Any:
         """Builds `{"type": name, **options}`, as it stands in the YAML; `extra` adds options of the caller's."""
+        part = self._current(part)
         self.check({**part, **extra} if isinstance(part, Mapping) else part)
         if given := sorted(part.keys() & extra.keys()):
             raise ValueError(f"{self.kind} {part['type']!r}: {given[0]} is not free here: what builds it sets it")

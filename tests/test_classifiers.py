@@ -12,7 +12,7 @@ from tests.backends import to_numpy
 from tests.numerics import FLOAT32, relative_error
 
 B, N, V, D = 3, 21, 40, 16
-MIXER = {"type": "mixed_chunk", "chunk_size": 8, "key_dim": 8}
+MIXER = {"type": "flash", "chunk_size": 8, "key_dim": 8}
 SMALL = {"vocabulary_size": V, "width": D, "depth": 1, "mixer": MIXER, "max_length": N, "hidden": 12}
 each = pytest.mark.parametrize(("cls", "shape"), [(Classifier, (B, N)), (Matcher, (B, 2, N))])
 

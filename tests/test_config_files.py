@@ -21,8 +21,8 @@ def test_a_config_with_a_base_is_the_base_but_for_what_it_says(tmp_path):
 
 
 def test_a_part_with_a_type_of_its_own_takes_no_option_of_the_bases(tmp_path):
-    path = written(tmp_path, "quad", "base: wikitext2_lm/flash\nmodel: {mixer: {type: quadratic, key_dim: 8}}\n")
-    assert config.load(path).model["mixer"] == {"type": "quadratic", "key_dim": 8}
+    path = written(tmp_path, "quad", "base: wikitext2_lm/flash\nmodel: {mixer: {type: gau, key_dim: 8}}\n")
+    assert config.load(path).model["mixer"] == {"type": "gau", "key_dim": 8}
 
 
 def test_a_section_with_a_type_of_its_own_keeps_the_options_of_the_bases(tmp_path):

@@ -24,7 +24,7 @@ def test_it_is_one_projection_of_the_concatenated_outputs(causal):
 
 
 def test_its_state_is_that_of_its_mixers_with_one_position():
-    layer = built(Parallel, {"mixers": [*TWO, {"type": "quadratic", "key_dim": 16}], "causal": True})
+    layer = built(Parallel, {"mixers": [*TWO, {"type": "gau", "key_dim": 16}], "causal": True})
     state = layer.initial_state(B, capacity=N)
     alone = [part.initial_state(B, N if part.grows else None) for part in layer.parts]
     want = {f"mixer_{i}/{name}" for i, own in enumerate(alone) for name in own if name != "position"}
@@ -56,7 +56,7 @@ def test_what_it_cannot_be_is_said_in_a_line(mixers, causal, message):
 
 
 def test_one_that_cannot_stream_stops_all():
-    layer = Parallel([*TWO, {"type": "quadratic", "key_dim": 16, "divisor": "length"}], causal=True)
+    layer = Parallel([*TWO, {"type": "gau", "key_dim": 16, "divisor": "length"}], causal=True)
     layer.build((B, N, D))
     assert layer.state_bytes(N) is None
     with pytest.raises(ValueError, match="Parallel cannot stream: divisor 'length' is not known before the text ends"):

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from flash_tf.layers import QuadraticAttention
+from flash_tf.layers import GatedAttentionUnit
 from flash_tf.models.causal_lm import CausalLM
 from kernels_xla.gau import gau_attention
 from tests.backends import compiled, tensors, to_numpy
@@ -12,7 +12,7 @@ from tests.numerics import FLOAT32, inputs, masks, real_tokens, relative_error
 from tests.oracles import ORACLES
 
 B, N, D, V = 2, 21, 16, 30
-MIXER = {"type": "quadratic", "key_dim": 8}
+MIXER = {"type": "gau", "key_dim": 8}
 
 
 def prefix(*lengths, n=N):
@@ -74,11 +74,11 @@ def test_rows_have_prefixes_of_their_own():
 
 def test_what_takes_no_prefix_says_so():
     ids = np.zeros([B, N], "int32")
-    model = model_of(mixer={"type": "mixed_chunk", "chunk_size": 8, "key_dim": 8})
-    with pytest.raises(ValueError, match="needs mixers that take one, as quadratic; MixedChunkAttention does not"):
+    model = model_of(mixer={"type": "flash", "chunk_size": 8, "key_dim": 8})
+    with pytest.raises(ValueError, match="needs mixers that take one, as gau; MixedChunkAttention does not"):
         model(ids, prefix_mask=prefix(3, 3))
     x, seen = np.zeros([B, N, D], "float32"), prefix(3, 3)
     for options, said in (({"causal": False}, "got causal False"), ({"kernel": "softmax"}, "and kernel 'softmax'")):
         options = {"causal": True, "key_dim": 8, "relative_bias": False, **options}
         with pytest.raises(ValueError, match=said):
-            QuadraticAttention(**options)(x, prefix_mask=seen)
+            GatedAttentionUnit(**options)(x, prefix_mask=seen)

@@ -10,7 +10,7 @@ from flash_tf.layers.mixers import MIXERS
 from flash_tf.registry import Registry, check_options, fits, spell
 
 YAML = """
-model: {type: masked_lm, vocabulary_size: 500, width: 64, depth: 2, mixer: {type: mixed_chunk}}
+model: {type: masked_lm, vocabulary_size: 500, width: 64, depth: 2, mixer: {type: flash}}
 data: {source: {type: python_stdlib}, sequence_length: 64}
 train: {tokens_per_step: 256}
 """
@@ -78,22 +78,22 @@ def test_an_int_is_a_float_and_a_bool_is_no_number():
 
 def test_an_unknown_part_is_answered_with_the_nearest_name_and_all_names():
     known = ", ".join(MIXERS.names())
-    refuses(f"no mixer is called 'quadratik'; did you mean 'quadratic'? There are: {known}", MIXERS.get, "quadratik")
+    refuses(f"no mixer is called 'linformr'; did you mean 'linformer'? There are: {known}", MIXERS.get, "linformr")
     refuses(f"no mixer is called 'zzz'. There are: {known}", MIXERS.get, "zzz")
 
 
 def test_a_part_needs_a_mapping_with_a_type():
-    refuses("a mixer needs a mapping with a `type`, got 'quadratic'", MIXERS.build, "quadratic")
+    refuses("a mixer needs a mapping with a `type`, got 'gau'", MIXERS.build, "gau")
     refuses("a mixer needs a mapping with a `type`, got {'heads': 2}", MIXERS.build, {"heads": 2})
 
 
 def test_a_part_with_a_wrong_option_is_refused_before_it_is_built():
-    message = "mixer 'quadratic' has no option 'key_dims'; did you mean 'key_dim'?"
-    refuses(message, MIXERS.build, {"type": "quadratic", "key_dims": 3})
+    message = "mixer 'gau' has no option 'key_dims'; did you mean 'key_dim'?"
+    refuses(message, MIXERS.build, {"type": "gau", "key_dims": 3})
 
 
 def test_building_takes_options_of_the_caller_beside_those_of_the_file():
-    layer = MIXERS.build({"type": "quadratic", "key_dim": 8}, causal=True, name="mixer", dtype="bfloat16")
+    layer = MIXERS.build({"type": "gau", "key_dim": 8}, causal=True, name="mixer", dtype="bfloat16")
     assert (layer.key_dim, layer.causal, layer.name, layer.compute_dtype) == (8, True, "mixer", "bfloat16")
 
 

@@ -22,11 +22,13 @@ def run(args, log) -> None:
     if found["option"] != tuning.TILE:
         progress.line(f"a model's {found['option']} is a part of its function: nothing was changed")
     elif found["fastest"] == (now := found["now"]):
-        progress.line(f"no tile is faster than {now} beyond the spread of its steps: nothing was changed")
+        progress.line(f"no block_size is faster than {now} beyond the spread of its steps: nothing was changed")
     elif args.set:
-        progress.line(f"tile {found['fastest']} is faster than {now}; with --set nothing is written")
+        progress.line(f"block_size {found['fastest']} is faster than {now}; with --set nothing is written")
     elif Path(args.config).is_file():
         tuning.write(args.config, found["fastest"])
-        progress.line(f"{args.config}: tile {found['fastest']} in place of {now}")
+        progress.line(f"{args.config}: block_size {found['fastest']} in place of {now}")
     else:
-        progress.line(f"{args.config} comes with the package and stays: put tile {found['fastest']} into its mixer")
+        progress.line(
+            f"{args.config} comes with the package and stays: put block_size {found['fastest']} into its mixer"
+        )

@@ -1,7 +1,7 @@
-"""Times a few training steps per chunk size, of implementations and of models.
+"""Times a few training steps for each block size of an implementation, or for each chunk size of a model.
 
-An implementation's chunk, the option `tile` of a mixer, changes the speed alone, so the fastest may be written into a
-config. A model's chunk, `chunk_size`, is a part of the function: what another would cost is said, and nothing changed.
+A mixer's `block_size` changes only the speed, so the fastest may be written into a config. A model's `chunk_size` is
+part of the function: the cost of another size is reported, and nothing is changed.
 """
 
 import gc
@@ -15,13 +15,14 @@ from typing import Any
 import yaml
 
 from flash_tf import config as configs
+from flash_tf import renamed
 from flash_tf.compiling import artifact, timing
 from flash_tf.compiling.programs import Experiment
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.profiling.operations import memory_of
 from flash_tf.registry import listed
 
-TILE, CHUNK = "tile", "chunk_size"
+BLOCK, CHUNK = "block_size", "chunk_size"
 SIZES = (16, 32, 64, 128, 256, 512)  # tried, up to the sequence's length
 
 
@@ -35,7 +36,7 @@ def tune(config: configs.Config, sizes: Sequence[int] | None, steps: int, report
       report: Called with a line about what comes next.
 
     Returns:
-      `option`, "tile" or "chunk_size"; `rows`, for each size its `size`, `median_ms`, `least_ms`, `compile_s`
+      `option`, "block_size" or "chunk_size"; `rows`, for each size its `size`, `median_ms`, `least_ms`, `compile_s`
       and `program_bytes`, what XLA lays out for the step; `now`, the config's size; `fastest`, of `faster`.
 
     Raises:
@@ -62,12 +63,12 @@ def faster(rows: list[dict], now: int) -> int:
 
 def _option(config):
     """Which size the config's mixers have, and what it is."""
-    for option in (TILE, CHUNK):
+    for option in (BLOCK, CHUNK):
         for mixer in listed(config.model["mixer"]):
             if option in (parameters := inspect.signature(MIXERS.get(mixer["type"])).parameters):
                 return option, mixer.get(option, parameters[option].default)
     names = ", ".join(dict.fromkeys(mixer["type"] for mixer in listed(config.model["mixer"])))
-    raise ValueError(f"tune needs a mixer with a {TILE} or a {CHUNK}, and {names} has neither")
+    raise ValueError(f"tune needs a mixer with a {BLOCK} or a {CHUNK}, and {names} has neither")
 
 
 def _with(config, option, size):
@@ -99,19 +100,19 @@ def _measure(config, steps):
 
 
 def write(path: str, size: int) -> None:
-    """Writes a tile into a config file, and changes nothing else of its text."""
+    """Writes a block size into a config file, and changes nothing else of its text."""
     text = Path(path).read_text("utf-8")
     mixer = configs.to_mapping(configs.load(path))["model"]["mixer"]  # with what the base has
     model = _child(yaml.compose(text), "model")
     node = _child(model, "mixer")
     if node is None:  # the base has it
         whole = {"mixer": mixer}
-        _set(whole, TILE, size)
+        _set(whole, BLOCK, size)
         option = yaml.safe_dump(whole, default_flow_style=True, width=math.inf).strip()[1:-1]
         edits = [_added(model, option)] if model else [(len(text), len(text), f"\nmodel:\n  {option}\n")]
     else:
         nodes = {id(one): (one, kind) for one, kind in zip(_items(node), listed(mixer), strict=True)}.values()
-        edits = [_edit(one, size) for one, kind in nodes if _has(kind, TILE)]
+        edits = [_edit(one, size) for one, kind in nodes if _has(kind, BLOCK)]
     for start, end, new in sorted(edits, reverse=True):
         text = text[:start] + new + text[end:]
     partial = Path(f"{path}.partial")
@@ -129,9 +130,11 @@ def _items(node):
 
 
 def _edit(node, size):
-    """Where a mixer's text has its tile, or may have one: start, end, and what to put there."""
-    old = _child(node, TILE)
-    return (old.start_mark.index, old.end_mark.index, str(size)) if old else _added(node, f"{TILE}: {size}")
+    """Where a mixer's text has its block size, or may have one: start, end, and what to put there."""
+    for key, old in node.value:
+        if renamed.OPTIONS.get(key.value, key.value) == BLOCK:
+            return key.start_mark.index, old.end_mark.index, f"{BLOCK}: {size}"
+    return _added(node, f"{BLOCK}: {size}")
 
 
 def _added(node, option):

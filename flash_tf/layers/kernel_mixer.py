@@ -2,6 +2,7 @@
 
 import keras
 
+from flash_tf import renamed
 from flash_tf.layers.common import options
 from flash_tf.layers.streaming import check_capacity, check_streams
 
@@ -15,6 +16,7 @@ class KernelMixer(keras.layers.Layer):
 
     align = 1
     grows = False
+    gated_unit = False  # whether it contains a feed-forward part, so that a block needs no other
 
     @property
     def spec(self):
@@ -62,3 +64,7 @@ class KernelMixer(keras.layers.Layer):
 
     def get_config(self):
         return {**super().get_config(), **options(self)}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(**renamed.options(config))

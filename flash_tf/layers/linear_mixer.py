@@ -70,7 +70,7 @@ def check_causal(mixer: LinearMixer) -> None:
         raise ValueError(f"{type(mixer).__name__} is causal by definition: it needs causal true, got {mixer.causal}")
 
 
-def check_tile(mixer: LinearMixer) -> None:
-    """Raises a ValueError unless the mixer's tile is one."""
-    if mixer.tile < 1:
-        raise ValueError(f"{type(mixer).__name__} needs tile >= 1, got {mixer.tile}")
+def check_block_size(mixer: LinearMixer) -> None:
+    """Raises a ValueError unless the mixer's block size is at least 1."""
+    if mixer.block_size < 1:
+        raise ValueError(f"{type(mixer).__name__} needs block_size >= 1, got {mixer.block_size}")

@@ -14,9 +14,8 @@ class RandomFeatures(keras.layers.Layer):
     Source: Choromanski et al., "Rethinking Attention with Performers", arXiv:2009.14794; see
     `kernels_xla.common.random_features`. Directions are normal, orthogonal to each other in blocks of s, the same for
     all heads, and never trained. They are weights, so that they are saved and are a program's arguments, not its
-    constants. One draw serves all layers of a width, and training
-    does not draw again [our definitions]. In bfloat16 they are rounded as any matrix: the directions change, but queries
-    and keys keep the same ones.
+    constants. One draw serves all layers of a width, and training does not draw again [our definitions]. In bfloat16
+    they are rounded as any matrix: the directions change, but queries and keys keep the same ones.
 
     Args:
       count: r, how many features.

@@ -25,14 +25,14 @@ class CausalLM(LanguageModel):
       segment_ids: Integers `[b, n]`, 0 at padding, one number a packed document.
       positions: Integers `[b, n]` or `[1, n]`.
       prefix_mask: Bool `[b, n]`, True at tokens of a prefix, which all tokens of their text see, earlier ones too; for
-        mixers that take one: see `QuadraticAttention`.
+        mixers that take one: see `GatedAttentionUnit`.
 
     Returns:
       Logits `[b, n, V]` in the compute dtype.
 
     Example:
       >>> import numpy as np
-      >>> model = CausalLM(100, width=16, depth=2, mixer={"type": "mixed_chunk", "chunk_size": 4, "key_dim": 8})
+      >>> model = CausalLM(100, width=16, depth=2, mixer={"type": "flash", "chunk_size": 4, "key_dim": 8})
       >>> model(np.zeros((2, 10), "int32")).shape
       TensorShape([2, 10, 100])
     """
@@ -101,7 +101,7 @@ class CausalLM(LanguageModel):
 
         Example:
           >>> import numpy as np
-          >>> model = CausalLM(100, width=16, depth=2, mixer={"type": "mixed_chunk", "chunk_size": 4, "key_dim": 8})
+          >>> model = CausalLM(100, width=16, depth=2, mixer={"type": "flash", "chunk_size": 4, "key_dim": 8})
           >>> logits, state = model.extend(np.zeros((2, 10), "int32"), model.initial_state(2))
           >>> logits, state = model.extend(np.zeros((2, 1), "int32"), state)
           >>> logits.shape
@@ -148,7 +148,7 @@ class CausalLM(LanguageModel):
             mixer that cannot stream, or other bad arguments.
 
         Example:
-          >>> model = CausalLM(100, width=16, depth=2, mixer={"type": "mixed_chunk", "chunk_size": 4, "key_dim": 8})
+          >>> model = CausalLM(100, width=16, depth=2, mixer={"type": "flash", "chunk_size": 4, "key_dim": 8})
           >>> [len(row) for row in model.generate([[5, 17, 3], [8]], max_new_tokens=6)]
           [6, 6]
         """

@@ -33,7 +33,7 @@ class Classifier(LanguageModel):
     Example:
       >>> import numpy as np
       >>> options = {"vocabulary_size": 256, "width": 16, "depth": 2, "max_length": 50}
-      >>> model = Classifier(2, mixer={"type": "mixed_chunk", "chunk_size": 8, "key_dim": 8}, **options)
+      >>> model = Classifier(2, mixer={"type": "flash", "chunk_size": 8, "key_dim": 8}, **options)
       >>> model(np.zeros((3, 50), "int32")).shape
       TensorShape([3, 2])
     """

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from flash_tf import presets
+from flash_tf import presets, renamed
 from flash_tf.layers.block import ResidualBlock, normalizer
 from flash_tf.layers.common import normal, options
 from flash_tf.layers.feedforward import FEEDFORWARDS
@@ -85,7 +85,8 @@ class LanguageModel(keras.Model):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        self.vocabulary_size, self.width, self.depth, self.mixer = vocabulary_size, width, depth, mixer
+        self.vocabulary_size, self.width, self.depth = vocabulary_size, width, depth
+        self.mixer = renamed.mixer(mixer)
         self.feedforward, self.norm, self.position_embedding = feedforward, norm, position_embedding
         self.max_length, self.dropout, self.remat = max_length, dropout, remat
         self.embedding_norm, self.head_bias = embedding_norm, head_bias
@@ -207,9 +208,7 @@ class LanguageModel(keras.Model):
         """The mixers that a prefix goes to, all or none; a ValueError where one takes none."""
         mixers = [] if prefix_mask is None else self.mixers
         if without := [type(mixer).__name__ for mixer in mixers if not getattr(mixer, "takes_prefix", False)]:
-            raise ValueError(
-                f"{self.name}: a prefix_mask needs mixers that take one, as quadratic; {without[0]} does not"
-            )
+            raise ValueError(f"{self.name}: a prefix_mask needs mixers that take one, as gau; {without[0]} does not")
         return mixers
 
     def project(self, x):

@@ -27,7 +27,7 @@ class MaskedLM(LanguageModel):
 
     Example:
       >>> import numpy as np
-      >>> model = MaskedLM(100, width=16, depth=2, mixer={"type": "quadratic", "key_dim": 8})
+      >>> model = MaskedLM(100, width=16, depth=2, mixer={"type": "gau", "key_dim": 8})
       >>> model(np.zeros((2, 10), "int32"), masked_positions=np.array([[3, 4], [0, 9]])).shape
       TensorShape([2, 2, 100])
     """

@@ -98,7 +98,7 @@ def mixed_chunk_attention(
       whatever their number.
     """
     _check(quad_q, lin_q, a is not None or overlapping or first_to_all != "none", scale)
-    check_first("mixed_chunk", first_to_all, causal)
+    check_first("flash", first_to_all, causal)
     n, ids = ops.shape(v)[1], documents(padding_mask, segment_ids)
     v = v if ids is None else keep(v, (ids > 0)[..., None])
     q1, k1, q2, k2, values, grid = (
@@ -118,13 +118,11 @@ def mixed_chunk_attention(
 
 def _check(quad_q, lin_q, of_first, scale):
     if scale not in ("normalized", "paper_appendix"):
-        raise ValueError(f"mixed_chunk: scale must be 'normalized' or 'paper_appendix', got {scale!r}")
+        raise ValueError(f"flash: scale must be 'normalized' or 'paper_appendix', got {scale!r}")
     if quad_q is None and lin_q is None:
-        raise ValueError("mixed_chunk needs the queries and keys of one sum at least, got none")
+        raise ValueError("flash needs the queries and keys of one sum at least, got none")
     if quad_q is None and of_first:
-        raise ValueError(
-            "mixed_chunk: bias, overlapping and first_to_all are of the first sum: they need quad_q, got None"
-        )
+        raise ValueError("flash: bias, overlapping and first_to_all are of the first sum: they need quad_q, got None")
 
 
 def _near(q, k, v, a, b, packed, causal, scale, overlapping, offset):

@@ -67,9 +67,9 @@ def extend(
 ):
     """The next k tokens of each row: one token costs O(s e + m (s + e)), more take the chunk-parallel form."""
     if not causal:
-        raise ValueError("mixed_chunk can be streamed only if causal, got causal=False")
+        raise ValueError("flash can be streamed only if causal, got causal=False")
     if overlapping != ("closed" in state):
-        raise ValueError(f"mixed_chunk needs a state of its own options, got one of overlapping={not overlapping}")
+        raise ValueError(f"flash needs a state of its own options, got one of overlapping={not overlapping}")
     if v.shape[1] == 1:
         bias = None if quad_q is None else prepare(state, a, b, chunk_size=chunk_size, scale=scale)
         heads = ops.concatenate([x for x in (quad_q, quad_k, lin_q, lin_k) if x is not None], axis=1)

@@ -25,7 +25,7 @@ def initial_state(sizes, case, dtype):
     """State before the first token, with room for the chunks of `n` tokens a row: it grows with n / c.
 
     Returns:
-      That of `mixed_chunk_stream`, where `sum` is what the open chunk reads, times its tokens; `sums [b, c, 2s]`, sum_q
+      That of `decode`, where `sum` is what the open chunk reads, times its tokens; `sums [b, c, 2s]`, sum_q
       and sum_k of the open chunk side by side, zero where no token has come; of each finished chunk, all of whose
       tokens are real, `chunks [b, n / c, s, e]`, its sum of products of keys with values, and `keys [b, n / c, s]`, its
       mean of sum_k, float32; `closed [b]`, int32: how many there are.
@@ -63,7 +63,7 @@ def extend(
 ):
     """The next k tokens of each row: one costs O(s e + c (s + e)), and one in c of them O(n / c s e) more."""
     if not causal:
-        raise ValueError("weighted_chunks can be streamed only if causal, got causal=False")
+        raise ValueError("flash_weighted can be streamed only if causal, got causal=False")
     if v.shape[1] == 1:
         bias = decode.prepare(state, a, b, chunk_size=chunk_size, scale=scale)
         heads = ops.concatenate([quad_q, quad_k, lin_q, lin_k, sum_q, sum_k], axis=1)

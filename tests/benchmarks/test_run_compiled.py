@@ -34,7 +34,7 @@ def timed(folder, model, mixer):
 
 @pytest.mark.slow
 def test_decoding_is_timed_after_short_and_long_texts_where_the_state_is_constant(tmp_path):
-    printed, (step, *found) = timed(tmp_path / "flash", "flash", "{type: mixed_chunk, chunk_size: 8, key_dim: 8}")
+    printed, (step, *found) = timed(tmp_path / "flash", "flash", "{type: flash, chunk_size: 8, key_dim: 8}")
     assert step["n"] == N and [row["context"] for row in found] == [1024, 65_536]
     for row in found:
         wanted = {"program": "decode", "config": "lm_wiki40b/flash", "batch": ROWS, "calls": 10, "tokens": ROWS * 64}
@@ -49,7 +49,7 @@ def test_decoding_is_timed_after_short_and_long_texts_where_the_state_is_constan
 
 @pytest.mark.slow
 def test_decoding_is_timed_where_the_state_counts_too(tmp_path):
-    mixer = "{type: mixed_chunk, chunk_size: 8, key_dim: 8, overlapping: true}"
+    mixer = "{type: flash, chunk_size: 8, key_dim: 8, overlapping: true}"
     _, (_, *found) = timed(tmp_path / "flash", "flash", mixer)
     assert [row["context"] for row in found] == [1024, 65_536] and all(row["ms_per_token"] > 0 for row in found)
 

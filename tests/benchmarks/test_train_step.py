@@ -19,7 +19,7 @@ TINY = [
     "model.width=16",
     "model.depth=1",
     "model.vocabulary_size=64",
-    "model.mixer={type: mixed_chunk, chunk_size: 8, key_dim: 8}",
+    "model.mixer={type: flash, chunk_size: 8, key_dim: 8}",
 ]
 WITHOUT_TENSORFLOW = """
 import sys

@@ -14,7 +14,7 @@ from tests.numerics import FLOAT32, relative_error
 from tests.training import runs
 
 ROWS, STEPS = 3, artifact.DECODE_TOKENS  # more than one row, whose tokens are written by scatters
-MIXERS = {"mixed_chunk": runs.MIXER, "quadratic": {"type": "quadratic", "key_dim": 8}}
+MIXERS = {"flash": runs.MIXER, "gau": {"type": "gau", "key_dim": 8}}
 LENGTH = 2 * STEPS  # room for two calls
 
 
@@ -84,9 +84,9 @@ def test_each_entry_of_the_state_is_an_argument_that_a_result_replaces(exported)
 
 
 def test_decoding_of_a_bounded_model_ends_at_its_capacity(tmp_path):
-    small = {"mixer": MIXERS["quadratic"], "depth": 1}
+    small = {"mixer": MIXERS["gau"], "depth": 1}
     assert artifact._decoded(experiment_of(tmp_path / "long", **small), None) == (1, STEPS)
-    for model in ({"mixer": MIXERS["quadratic"]}, {"position_embedding": "learned"}):
+    for model in ({"mixer": MIXERS["gau"]}, {"position_embedding": "learned"}):
         path = runs.write(tmp_path, model={"type": "causal_lm", "depth": 1, **model})
         short = Experiment(*artifact.prepare(config.load(path)))
         assert artifact._decoded(short, 2) == (2, runs.LENGTH) and short.capacity == runs.LENGTH
@@ -94,7 +94,7 @@ def test_decoding_of_a_bounded_model_ends_at_its_capacity(tmp_path):
 
 @pytest.mark.slow
 def test_a_model_that_does_not_decode_has_no_decoding(tmp_path):
-    small = {"mixer": MIXERS["quadratic"], "depth": 1}
+    small = {"mixer": MIXERS["gau"], "depth": 1}
     for name, model in {"masked": {"type": "masked_lm"}, "length": {"mixer": {"divisor": "length"}}}.items():
         options = {**small, **model, "mixer": {**small["mixer"], **model.get("mixer", {})}}
         experiment = experiment_of(tmp_path / name, **options)

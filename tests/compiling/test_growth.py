@@ -23,7 +23,7 @@ def costs(mixer, lengths):
 @pytest.mark.slow
 def test_a_step_of_flash_is_linear_in_the_length_from_a_thousand_tokens_to_a_million():
     lengths = 2**10, 2**15, 2**20
-    found = costs(f"{{type: mixed_chunk, chunk_size: 64, {SHAPE}}}", lengths)
+    found = costs(f"{{type: flash, chunk_size: 64, {SHAPE}}}", lengths)
     for name in ("flops", "bytes", "hbm_bytes"):
         by_token = [one[name] / n for one, n in zip(found, lengths, strict=True)]
         assert max(by_token) <= LINEAR * min(by_token), name
@@ -32,7 +32,7 @@ def test_a_step_of_flash_is_linear_in_the_length_from_a_thousand_tokens_to_a_mil
 @pytest.mark.slow
 def test_a_step_of_flash_quad_is_quadratic():
     lengths = 2**15, 2**18
-    found = costs(f"{{type: quadratic, {SHAPE}}}", lengths)
+    found = costs(f"{{type: gau, {SHAPE}}}", lengths)
     for name in ("flops", "bytes", "hbm_bytes"):
         exponent = math.log2(found[1][name] / found[0][name]) / math.log2(lengths[1] / lengths[0])
         assert abs(exponent - 2) <= QUADRATIC, name

@@ -13,7 +13,7 @@ from flash_tf.registry import listed
 from tests.training import runs
 from tests.training.test_bad_input import one_line
 
-LINEAR = {"type": "linear_attention", "heads": 2, "tile": 8}
+LINEAR = {"type": "linear_attention", "heads": 2, "block_size": 8}
 CAUSAL = {"type": "causal_lm", "vocabulary_size": runs.VOCABULARY, "width": 16, "depth": 1}
 
 
@@ -30,12 +30,12 @@ def test_a_tile_is_timed_and_the_fastest_is_written(tmp_path):
     status, out, err = runs.command(tmp_path, "tune", path, "--sizes", "16", "32", "--steps", "2", "--json")
     assert status == 0, err
     found = json.loads(out)
-    assert (found["option"], found["now"], [row["size"] for row in found["rows"]]) == ("tile", 8, [8, 16, 32])
+    assert (found["option"], found["now"], [row["size"] for row in found["rows"]]) == ("block_size", 8, [8, 16, 32])
     assert all(row["median_ms"] > 0 and row["program_bytes"] > 1e4 for row in found["rows"])
     assert found["fastest"] == tuning.faster(found["rows"], 8)
     after = config.to_mapping(config.load(path))
-    assert after["model"]["mixer"]["tile"] == found["fastest"]
-    before["model"]["mixer"]["tile"] = found["fastest"]
+    assert after["model"]["mixer"]["block_size"] == found["fastest"]
+    before["model"]["mixer"]["block_size"] = found["fastest"]
     assert after == before
     assert Path(path).read_text().startswith("# what it is\n# measured: nothing\n")
 
@@ -50,17 +50,17 @@ def test_a_size_is_faster_only_where_every_step_of_the_present_one_took_longer(l
     ("mixer", "after"),
     [
         (
-            "mixer: {type: linear_attention, tile: 8, heads: 2}  # two",
-            "mixer: {type: linear_attention, tile: 64, heads: 2}  # two",
+            "mixer: {type: linear_attention, block_size: 8, heads: 2}  # two",
+            "mixer: {type: linear_attention, block_size: 64, heads: 2}  # two",
         ),
         (
             "mixer: {type: linear_attention, heads: 2}  # two",
-            "mixer: {tile: 64, type: linear_attention, heads: 2}  # two",
+            "mixer: {block_size: 64, type: linear_attention, heads: 2}  # two",
         ),
-        ("mixer:  # of a block\n    heads: 2  # two", "mixer:  # of a block\n    tile: 64\n    heads: 2  # two"),
+        ("mixer:  # of a block\n    heads: 2  # two", "mixer:  # of a block\n    block_size: 64\n    heads: 2  # two"),
         (
             "mixer:\n  - &one {type: linear_attention, heads: 2}\n  - {type: diag_attention}\n  - *one",
-            "mixer:\n  - &one {tile: 64, type: linear_attention, heads: 2}\n  - {type: diag_attention}\n  - *one",
+            "mixer:\n  - &one {block_size: 64, type: linear_attention, heads: 2}\n  - {type: diag_attention}\n  - *one",
         ),
     ],
 )
@@ -72,16 +72,16 @@ def test_a_tile_is_all_that_changes_in_the_text(tmp_path, mixer, after):
     tuning.write(str(path), 64)
     assert path.read_text() == text.format(base=base, mixer=after, depth=depth)
     loaded = listed(config.load(str(path)).model["mixer"])
-    assert all(one["tile"] == 64 for one in loaded if one["type"] == "linear_attention")
+    assert all(one["block_size"] == 64 for one in loaded if one["type"] == "linear_attention")
 
 
-@pytest.mark.parametrize("own", ["width: 32", "width: 32, mixer: {tile: 4}"])
+@pytest.mark.parametrize("own", ["width: 32", "width: 32, mixer: {block_size: 4}"])
 def test_a_tile_goes_into_a_config_that_has_its_mixer_from_a_base(tmp_path, own):
     base, path = written(tmp_path, LINEAR), tmp_path / "wide.yaml"
     path.write_text(f"# wide\nbase: {base}\nmodel: {{{own}}}\n")
     tuning.write(str(path), 64)
     loaded = config.load(str(path))
-    assert (loaded.model["mixer"], loaded.model["width"]) == ({**LINEAR, "tile": 64}, 32)
+    assert (loaded.model["mixer"], loaded.model["width"]) == ({**LINEAR, "block_size": 64}, 32)
     assert yaml.safe_load(path.read_text())["base"] == base
 
 
@@ -98,7 +98,11 @@ def test_a_chunk_of_the_model_is_timed_and_the_config_stays(tmp_path):
 @pytest.mark.parametrize(
     ("mixer", "arguments", "line"),
     [
-        ({"type": "self_attention", "heads": 2}, [], "needs a mixer with a tile or a chunk_size, and self_attention"),
+        (
+            {"type": "self_attention", "heads": 2},
+            [],
+            "needs a mixer with a block_size or a chunk_size, and self_attention",
+        ),
         (LINEAR, ["--steps", "1"], "tune needs --steps >= 2 and sizes >= 1, got 1 and"),
         (LINEAR, ["--sizes", "0"], r"tune needs --steps >= 2 and sizes >= 1, got 5 and \[0\]"),
     ],

@@ -51,17 +51,17 @@ def test_a_layer_traced_for_a_tpu_equals_the_same_traced_for_a_gpu(cls, case):
 
 
 @pytest.mark.parametrize("shape", [(1, 16), (3, 16), (1, 13)], ids=str)
-@pytest.mark.parametrize("name", ["mixed_chunk", "weighted_chunks", "quadratic"])
+@pytest.mark.parametrize("name", ["flash", "flash_weighted", "gau"])
 def test_so_is_it_of_one_row_of_many_and_of_whole_chunks(name, shape):
     keras.utils.set_random_seed(0)
-    layer = MIXERS.get(name)(key_dim=16, **({} if name == "quadratic" else {"chunk_size": 4}))
+    layer = MIXERS.get(name)(key_dim=16, **({} if name == "gau" else {"chunk_size": 4}))
     layer.build((None, None, D))
     for gpu, tpu in zip(*traced_for_each(lambda: gradients(layer, {}, shape)), strict=True):
         assert relative_error(tpu, gpu) < FLOAT32
 
 
 def test_a_model_whose_rows_and_lengths_are_unknown_can_be_made_on_a_tpu():
-    layer = MIXERS.get("mixed_chunk")(chunk_size=4, key_dim=16)
+    layer = MIXERS.get("flash")(chunk_size=4, key_dim=16)
     x = tensors({"x": np.random.default_rng(0).normal(size=(1, 13, D))}, "float32")["x"]
     with tracing_for("tpu"):
         model = keras.Sequential([keras.Input((None, D)), layer])
@@ -98,7 +98,7 @@ def test_nothing_parts_a_tpus_largest_score_from_the_exponentials_that_it_fuses_
 
 
 def test_a_quantised_projection_stays_whole_on_a_tpu():
-    layer = MIXERS.get("mixed_chunk")(chunk_size=8, key_dim=16)
+    layer = MIXERS.get("flash")(chunk_size=8, key_dim=16)
     layer.build((None, None, D))
     x = ops.convert_to_tensor(np.random.default_rng(0).normal(size=(B, N, D)), "float32")
     layer.in_projection.quantize("int8")
@@ -107,7 +107,7 @@ def test_a_quantised_projection_stays_whole_on_a_tpu():
 
 
 def test_a_low_rank_update_reaches_the_parts_of_a_projection():
-    layer = MIXERS.get("mixed_chunk")(chunk_size=8, key_dim=16)
+    layer = MIXERS.get("flash")(chunk_size=8, key_dim=16)
     layer.build((None, None, D))
     x = ops.convert_to_tensor(np.random.default_rng(0).normal(size=(B, N, D)), "float32")
     before = to_numpy(layer(x))

@@ -109,7 +109,7 @@ def test_a_model_built_in_full_has_the_parameters_and_bytes_that_were_described(
 
 
 def test_ablations_of_the_gated_attention_unit_have_the_papers_counts():
-    gau = {"type": "quadratic"}
+    gau = {"type": "gau"}
     sizes = {"type": "causal_lm", "width": 768, "depth": 22, "norm": "layer_norm"}
     assert round(count(mixer=gau, **sizes), 2) == 104.77  # 105 in Table 1
     assert 104 < count(mixer={**gau, "kernel": "softmax", "relative_bias": False}, **sizes) < 105

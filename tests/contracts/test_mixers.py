@@ -9,7 +9,6 @@ from keras import ops
 
 from flash_tf.layers import ResidualBlock
 from flash_tf.layers.feedforward import FEEDFORWARDS
-from flash_tf.layers.gated_attention_unit import GatedAttentionUnit
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.models import MODELS
 from tests.backends import compiled, tensors, to_numpy, value_and_gradients
@@ -28,7 +27,7 @@ from tests.numerics import (
 
 B, N, D = 2, 37, 32  # N is prime: never a multiple of a chunk
 SMALL = {"heads": 2, "chunk_size": 8, "key_dim": 16, "landmarks": 8, "queries": 8, "rank": 8}
-SMALL |= {"buckets": 4, "random_blocks": 1, "tile": 8}
+SMALL |= {"buckets": 4, "random_blocks": 1, "block_size": 8}
 TWO = ({"type": "diag_attention", "heads": 2, "chunk_size": 8}, {"type": "linear_attention", "heads": 2})
 SMALL["mixers"] = list(TWO)
 OTHER = {
@@ -45,10 +44,10 @@ OTHER = {
     "parts": ("local", "global"),
     "first_to_all": ("cls", "chunks"),
     "seed": (1,),
-    "mixers": ([*TWO, {"type": "mixed_chunk", "key_dim": 16, "chunk_size": 8}], [{"type": "quadratic"}, TWO[0]]),
+    "mixers": ([*TWO, {"type": "flash", "key_dim": 16, "chunk_size": 8}], [{"type": "gau"}, TWO[0]]),
     "cosine_length": (64,),  # not less than the longest text here
 }
-OF_THE_IMPLEMENTATION = ("form", "tile")  # options that change the speed alone
+OF_THE_IMPLEMENTATION = ("form", "block_size")  # options that change the speed alone
 BESIDE = {  # what a value needs
     ("kernel", "softmax"): {"relative_bias": False},  # softmax takes no bias
     ("features", "elu"): {"normalizer": "rms"},  # it may be negative
@@ -313,7 +312,7 @@ def test_output_and_every_gradient_are_alive_at_initialisation(cls, options):
 def model_of(kind):
     """A small language model over the mixer, and token ids for it."""
     options = {k: v for k, v in SMALL.items() if k in defaults(MIXERS.get(kind))}
-    feedforward = None if issubclass(MIXERS.get(kind), GatedAttentionUnit) else {"type": "glu"}
+    feedforward = None if MIXERS.get(kind).gated_unit else {"type": "glu"}
     options = {"vocabulary_size": 50, "width": D, "depth": 2, "mixer": {"type": kind, **options}}
     task = "masked_lm" if never_causal(MIXERS.get(kind)) else "causal_lm"
     model = MODELS.build({"type": task, **options, "feedforward": feedforward})

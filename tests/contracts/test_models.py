@@ -18,7 +18,7 @@ from tests.backends import to_numpy
 from tests.numerics import BFLOAT16_LAYER, FLOAT32, relative_error
 
 B, N, V, D, C = 2, 37, 50, 32, 8
-MIXER = {"type": "mixed_chunk", "chunk_size": C, "key_dim": 16}
+MIXER = {"type": "flash", "chunk_size": C, "key_dim": 16}
 SMALL = {"vocabulary_size": V, "width": D, "depth": 2, "mixer": MIXER}
 CHANGED = {  # none at its default
     "feedforward": {"type": "mlp", "hidden": 24},

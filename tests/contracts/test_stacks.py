@@ -10,8 +10,8 @@ from tests.backends import to_numpy
 from tests.numerics import FLOAT32, relative_error
 
 V, N = 40, 37
-CHUNKED = {"type": "mixed_chunk", "chunk_size": 8, "key_dim": 16}
-QUADRATIC = {"type": "quadratic", "key_dim": 16}
+CHUNKED = {"type": "flash", "chunk_size": 8, "key_dim": 16}
+QUADRATIC = {"type": "gau", "key_dim": 16}
 SIZES = {"vocabulary_size": V, "width": 32, "position_embedding": None}
 
 
@@ -39,13 +39,13 @@ def made(mixer, depth=4, **options):
     ],
 )
 def test_mixers_share_the_blocks_in_their_order(mixer, want):
-    letters = {"MixedChunkAttention": "C", "QuadraticAttention": "Q"}
+    letters = {"MixedChunkAttention": "C", "GatedAttentionUnit": "Q"}
     assert "".join(letters[type(layer).__name__] for layer in made(mixer).mixers) == want
 
 
 def test_a_model_is_called_by_all_its_mixers():
     assert mixer_name([CHUNKED, QUADRATIC, CHUNKED]) == "mixed_chunk, quadratic"
-    assert mixer_name(CHUNKED) == "mixed_chunk"
+    assert mixer_name(CHUNKED) == "flash"
 
 
 @pytest.mark.parametrize(("mixer", "said"), [([CHUNKED] * 3, "got 3 for depth 4"), ([], "got 0 for depth 4")])

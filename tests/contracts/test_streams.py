@@ -8,7 +8,6 @@ from keras import ops
 
 from flash_tf.layers.block import ResidualBlock
 from flash_tf.layers.feedforward.glu import GLU
-from flash_tf.layers.gated_attention_unit import GatedAttentionUnit
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.models import MODELS
 from tests.backends import compiled, tensors, to_numpy
@@ -181,7 +180,7 @@ def model_of(kind, **options):
     """A small language model over the mixer, with the same weights every time."""
     mixer, parameters = MIXERS.get(kind), inspect.signature(MIXERS.get(kind)).parameters
     mixed = {"type": kind, **{k: v for k, v in SMALL.items() if k in parameters}}
-    feedforward = None if issubclass(mixer, GatedAttentionUnit) else {"type": "glu"}
+    feedforward = None if mixer.gated_unit else {"type": "glu"}
     small = {"vocabulary_size": V, "width": D, "depth": 2, "mixer": mixed, "feedforward": feedforward}
     model = MODELS.build({"type": "causal_lm", **small, **options})
     model.build()
@@ -214,7 +213,7 @@ def test_a_model_fed_in_random_pieces_equals_the_whole(kind, norm):
     "positions", [{"position_embedding": "learned", "max_length": N}, {"position_embedding": None}]
 )
 def test_a_stream_continues_every_kind_of_positions(positions):
-    model, ids = model_of("mixed_chunk", **positions), token_ids(B, N)
+    model, ids = model_of("flash", **positions), token_ids(B, N)
     got, _ = pieced(model, ids, begun(model), random_pieces(1))
     assert relative_error(got, to_numpy(model(ids))) < FLOAT32
 
@@ -258,13 +257,13 @@ def test_the_state_of_a_model_is_flat_and_has_the_bytes_that_it_says(kind):
 
 
 def test_a_model_refuses_a_state_that_it_cannot_have():
-    with pytest.raises(ValueError, match="QuadraticAttention keeps more for a longer text: it needs capacity"):
-        model_of("quadratic").initial_state(B)
+    with pytest.raises(ValueError, match="GatedAttentionUnit keeps more for a longer text: it needs capacity"):
+        model_of("gau").initial_state(B)
     with pytest.raises(ValueError, match="MixedChunkAttention .* capacity None, got 40"):
-        model_of("mixed_chunk").initial_state(B, 40)
+        model_of("flash").initial_state(B, 40)
     with pytest.raises(ValueError, match="cannot stream: divisor 'length'"):
-        model_of("quadratic", mixer={"type": "quadratic", "divisor": "length"}).initial_state(B, N)
-    learned = model_of("quadratic", position_embedding="learned", max_length=9)
+        model_of("gau", mixer={"type": "gau", "divisor": "length"}).initial_state(B, N)
+    learned = model_of("gau", position_embedding="learned", max_length=9)
     with pytest.raises(ValueError, match="max_length=9, got 10"):
         learned.initial_state(B, 10)
     with pytest.raises(ValueError, match="room for 9 tokens a row, got rows of 0 and 10 more"):

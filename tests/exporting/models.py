@@ -9,7 +9,6 @@ import yaml
 from flash_tf import config
 from flash_tf.data.tokenizer import Tokenizer
 from flash_tf.exporting import saved_model
-from flash_tf.layers.gated_attention_unit import GatedAttentionUnit
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.training import loop, modelling, weights
 from tests.contracts.test_mixers import SMALL, causal_only, defaults, never_causal
@@ -37,7 +36,7 @@ def sections():
         for mixer in sorted(set(MIXERS.names()) - known):
             if (causal_only if kind == "masked" else never_causal)(MIXERS.get(mixer)):
                 continue
-            feedforward = None if issubclass(MIXERS.get(mixer), GatedAttentionUnit) else {"type": "glu"}
+            feedforward = None if MIXERS.get(mixer).gated_unit else {"type": "glu"}
             found[f"{kind}-{mixer}"] = {"type": f"{kind}_lm", "mixer": {"type": mixer}, "feedforward": feedforward}
     sizes = {"vocabulary_size": runs.VOCABULARY, "width": 16, "depth": 1}
     return {name: {**section, **sizes, "mixer": small(section["mixer"])} for name, section in found.items()}

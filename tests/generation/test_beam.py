@@ -17,7 +17,7 @@ V, STEPS, PROMPT = 6, 3, 9
 @pytest.fixture(scope="module")
 def model():
     """A tiny model whose weights are large enough that texts differ in how likely they are."""
-    model = CausalLM(V, width=16, depth=1, mixer={"type": "mixed_chunk", "chunk_size": 4, "key_dim": 8})
+    model = CausalLM(V, width=16, depth=1, mixer={"type": "flash", "chunk_size": 4, "key_dim": 8})
     model.build()
     rng = np.random.default_rng(3)
     for weight in model.weights:

@@ -48,7 +48,7 @@ def test_greedy_decoding_equals_reading_the_text_anew_for_each_token(kind, rows)
 @pytest.mark.one_backend
 def test_many_rows_close_their_chunks_one_by_one_and_all_at_once():
     # Of 20 rows more than two at a time close together, below that one after the other.
-    model, rows, n = model_of("mixed_chunk"), 20, 2 * C
+    model, rows, n = model_of("flash"), 20, 2 * C
     lengths = np.array([C + 4] * 5 + [n] * 3 + [*range(1, 8), C + 1, C + 1, 3, C, C + 6])  # tokens before the last
     ids = token_ids(rows, n + 1)
     _, state = model.extend(
@@ -65,7 +65,7 @@ def test_many_rows_close_their_chunks_one_by_one_and_all_at_once():
 
 @pytest.mark.one_backend
 def test_a_chooser_sees_the_logits_and_the_number_of_the_step():
-    model, ids = model_of("mixed_chunk"), token_ids(B, 9)
+    model, ids = model_of("flash"), token_ids(B, 9)
     likely, _ = greedy(model, *prefilled(model, ids), 3)
     chosen, _ = decode(model, *prefilled(model, ids), 3, lambda logits, step: ops.argmax(logits, axis=-1) * 0 + step)
     assert to_numpy(chosen).tolist() == [[0, 1, 2]] * B
@@ -75,7 +75,7 @@ def test_a_chooser_sees_the_logits_and_the_number_of_the_step():
 
 @pytest.mark.one_backend
 def test_decoding_leaves_the_weights_as_they_are():
-    model, ids = model_of("mixed_chunk", dtype="mixed_bfloat16"), token_ids(B, 9)
+    model, ids = model_of("flash", dtype="mixed_bfloat16"), token_ids(B, 9)
     before = model.get_weights()
     greedy(model, *prefilled(model, ids), 2)
     assert all(np.array_equal(new, old) for new, old in zip(model.get_weights(), before, strict=True))
@@ -83,14 +83,14 @@ def test_decoding_leaves_the_weights_as_they_are():
 
 
 def test_bad_arguments_are_named():
-    model = model_of("mixed_chunk")
+    model = model_of("flash")
     with pytest.raises(ValueError, match="steps >= 1, got 0"):
         greedy(model, *prefilled(model, token_ids(B, 9)), 0)
     with pytest.raises(ValueError, match="as many rows as there are token_ids, 3, got 2"):
         greedy(model, ops.zeros((3,), "int32"), model.initial_state(2), 1)
     with pytest.raises(ValueError, match="token_ids, 2, got no state"):
         model.extend(token_ids(2, 5), {})
-    masked = MaskedLM(V, width=16, depth=1, mixer={"type": "quadratic", "key_dim": 8})
+    masked = MaskedLM(V, width=16, depth=1, mixer={"type": "gau", "key_dim": 8})
     with pytest.raises(ValueError, match="causal language model, got MaskedLM"):
         greedy(masked, None, {}, 1)
 
@@ -104,7 +104,7 @@ def test_bad_arguments_are_named():
     ],
 )
 def test_a_state_of_another_model_is_named(other, message):
-    model = model_of("mixed_chunk")
+    model = model_of("flash")
     options = {"vocabulary_size": V, "width": model.width, "depth": 2, "mixer": model.mixer, **other}
     state = CausalLM(**options).initial_state(B)
     with pytest.raises(ValueError, match=f"{model.name} needs a state of its own, {message}"):
@@ -114,9 +114,9 @@ def test_a_state_of_another_model_is_named(other, message):
 @pytest.mark.parametrize(
     "mixer",
     [
-        {"type": "quadratic", "key_dim": 8},
+        {"type": "gau", "key_dim": 8},
         {"type": "self_attention", "heads": 2},
-        {"type": "weighted_chunks", "key_dim": 8, "chunk_size": 8},
+        {"type": "flash_weighted", "key_dim": 8, "chunk_size": 8},
         {"type": "combiner", "heads": 2, "chunk_size": 8},
     ],
     ids=lambda mixer: mixer["type"],
@@ -138,7 +138,7 @@ def test_a_full_cache_is_an_error_and_one_that_is_filled_to_its_end_is_none(mixe
 def test_a_step_of_the_compiled_loop_copies_no_buffer_of_the_state(rows):
     import tensorflow as tf
 
-    model = model_of("mixed_chunk")
+    model = model_of("flash")
     state = begun(model, rows)
     program = tf.function(lambda tokens, state: greedy(model, tokens, state, STEPS), jit_compile=True)
     text = program.experimental_get_compiler_ir(ops.zeros((rows,), "int32"), state)(stage="optimized_hlo")

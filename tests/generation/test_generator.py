@@ -26,7 +26,7 @@ def test_prompts_of_different_lengths_are_continued_as_each_alone(kind):
 
 
 def test_a_prompt_is_continued_alike_whatever_it_is_padded_to():
-    model, long = model_of("mixed_chunk"), token_ids(1, 70)[0].tolist()  # to 96, where alone the others are to 32
+    model, long = model_of("flash"), token_ids(1, 70)[0].tolist()  # to 96, where alone the others are to 32
     assert model.generate([*prompts(), long], STEPS)[:-1] == model.generate(prompts(), STEPS)
 
 
@@ -39,7 +39,7 @@ def test_a_stream_yields_what_generate_returns(kind, sampler):
 
 
 def test_a_row_draws_by_the_seed_and_its_number_alone():
-    model = model_of("mixed_chunk")
+    model = model_of("flash")
     first, *_ = together = model.generate(prompts(), STEPS, DRAWN, seed=5)
     assert model.generate(prompts(), STEPS, DRAWN, seed=5) == together
     assert model.generate(prompts()[:1], STEPS, DRAWN, seed=5) == [first]
@@ -63,13 +63,13 @@ def test_a_stop_token_ends_its_row_and_is_left_out(kind):
 
 
 def test_a_stream_ends_with_its_last_row():
-    model = model_of("mixed_chunk")
+    model = model_of("flash")
     ((*_, stop),) = model.generate(prompts()[:1], 3)
     assert len(list(model.stream(prompts()[:1], STEPS, stop_tokens=[stop]))) < 3
 
 
 def test_new_weights_are_used_by_what_is_compiled():
-    model = model_of("mixed_chunk")
+    model = model_of("flash")
     model.generate(prompts(), 3)
     weights = [np.random.default_rng(9).normal(size=w.shape) for w in model.weights]
     model.set_weights(weights)
@@ -105,7 +105,7 @@ def test_learned_positions_are_used_to_the_last():
     ids=str,
 )
 def test_bad_arguments_are_one_clear_line(given, options, said):
-    model = model_of("mixed_chunk")
+    model = model_of("flash")
     for method in (model.generate, model.stream):
         with pytest.raises(ValueError, match=said):
             method(given, **options)
@@ -113,8 +113,8 @@ def test_bad_arguments_are_one_clear_line(given, options, said):
 
 def test_a_beam_cannot_stream_and_a_normaliser_of_the_whole_length_cannot_decode():
     with pytest.raises(ValueError, match="known at its end only"):
-        model_of("mixed_chunk").stream([[1]], sampler=BeamSearch())
-    mixer = {"type": "quadratic", "key_dim": 8, "divisor": "length"}
+        model_of("flash").stream([[1]], sampler=BeamSearch())
+    mixer = {"type": "gau", "key_dim": 8, "divisor": "length"}
     model = CausalLM(V, width=16, depth=1, mixer=mixer)
     with pytest.raises(ValueError, match="cannot stream"):
         model.generate([[1]])

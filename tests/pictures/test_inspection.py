@@ -16,11 +16,11 @@ from flash_tf.pictures.formulas import array
 from tests.numerics import FLOAT32, FLOAT64, relative_error
 
 VOCABULARY = 64
-FLASH = {"type": "mixed_chunk", "chunk_size": 8, "key_dim": 16}
+FLASH = {"type": "flash", "chunk_size": 8, "key_dim": 16}
 MODELS = {
     "flash": (CausalLM, {"mixer": FLASH}),
     "masked flash": (MaskedLM, {"mixer": FLASH, "position_embedding": None}),
-    "quad": (CausalLM, {"mixer": {"type": "quadratic", "key_dim": 16}, "norm": "layer_norm"}),
+    "quad": (CausalLM, {"mixer": {"type": "gau", "key_dim": 16}, "norm": "layer_norm"}),
     "transformer": (
         MaskedLM,
         {

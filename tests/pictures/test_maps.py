@@ -8,7 +8,7 @@ import pytest
 from keras import ops
 
 from flash_tf.layers.mixers import MIXERS
-from flash_tf.layers.mixers.mixed_chunk import MixedChunkAttention
+from flash_tf.layers.mixers.flash import MixedChunkAttention
 from flash_tf.pictures import maps
 from tests.contracts.test_mixers import causal_only, changes, defaults, may_be_causal, never_causal
 from tests.numerics import FLOAT32, FLOAT64, relative_error
@@ -65,7 +65,7 @@ def test_the_parts_and_the_bias_add_up_to_the_output_of_the_layer(name, options)
 def test_a_layer_without_one_part_puts_out_the_other(causal, silent, left):
     options = {"chunk_size": 8, "key_dim": 16, "causal": causal}
     layer, x = built(MixedChunkAttention, {**options, "relative_bias": silent != "quad_k"})
-    drawn = part(left, maps.of("mixed_chunk")(layer, x))
+    drawn = part(left, maps.of("flash")(layer, x))
     i = layer.head_names.index(silent)
     for weights in (layer.offset_scale.scales, layer.offset_scale.offsets):
         weights[i].assign(ops.zeros_like(weights[i]))
@@ -74,7 +74,7 @@ def test_a_layer_without_one_part_puts_out_the_other(causal, silent, left):
 
 def test_local_weights_stay_in_the_chunk_and_causal_global_ones_before_it():
     layer, x = built(MixedChunkAttention, {"chunk_size": 8, "key_dim": 16, "causal": True})
-    local, far = maps.of("mixed_chunk")(layer, x)
+    local, far = maps.of("flash")(layer, x)
     chunk = np.arange(N) // 8
     assert (local.weights >= 0).all() and (far.weights < 0).any()
     assert (local.seen == ((chunk[:, None] == chunk) & np.tri(N, dtype=bool))).all()
@@ -83,7 +83,7 @@ def test_local_weights_stay_in_the_chunk_and_causal_global_ones_before_it():
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("self_attention", {"heads": 2}), ("quadratic", {"kernel": "softmax", "relative_bias": False, "key_dim": 16})],
+    [("self_attention", {"heads": 2}), ("gau", {"kernel": "softmax", "relative_bias": False, "key_dim": 16})],
 )
 def test_rows_of_softmax_add_up_to_one(name, options):
     layer, x = built(MIXERS.get(name), {**options, "causal": True})
@@ -99,7 +99,7 @@ def test_every_map_is_of_a_mixer_and_a_mixer_without_one_is_said_to_have_none():
 
 
 def test_maps_take_weights_of_bfloat16_layers():
-    layer = MIXERS.get("quadratic")(key_dim=16, dtype=keras.DTypePolicy("bfloat16"))
+    layer = MIXERS.get("gau")(key_dim=16, dtype=keras.DTypePolicy("bfloat16"))
     layer.build((1, None, D))
-    (attention,) = maps.of("quadratic")(layer, np.ones((5, D)))
+    (attention,) = maps.of("gau")(layer, np.ones((5, D)))
     assert attention.weights.dtype == attention.output.dtype == "float64"

@@ -194,7 +194,7 @@ def test_what_cannot_be_profiled_is_said_in_one_line_and_leaves_nothing(folder, 
     with pytest.raises(ValueError, match="--mode decode needs a causal language model, got masked_lm"):
         profile(folder, "decode")
     with pytest.raises(ValueError, match="--mode prefill needs a model that decodes, this one does not"):
-        quadratic = {"type": "quadratic", "key_dim": 8, "divisor": "length"}
+        quadratic = {"type": "gau", "key_dim": 8, "divisor": "length"}
         profile(folder, "prefill", model={"type": "causal_lm", "mixer": quadratic})
     with pytest.raises(ValueError, match="needs a config or a model directory, and the folder .* has no config.yaml"):
         profile_modes.load(str(tmp_path), [])

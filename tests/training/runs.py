@@ -19,7 +19,7 @@ from flash_tf.training import loop, modelling
 from flash_tf.training.progress import Progress
 
 VOCABULARY, LENGTH = 100, 32
-MIXER = {"type": "mixed_chunk", "chunk_size": 8, "key_dim": 8}
+MIXER = {"type": "flash", "chunk_size": 8, "key_dim": 8}
 
 # A child of the fork server has TensorFlow's modules already, but nothing in it has started: it takes a second where
 # a new process takes ten, and may still choose its devices.

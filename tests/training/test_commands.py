@@ -72,7 +72,7 @@ def test_evaluate_without_json_prints_a_line_for_each_figure(trained):
 
 def test_describe_prints_one_object_and_allocates_nothing_in_the_folder(tmp_path):
     found = one_object(runs.command(tmp_path, "describe", "quickstart", "--json", "--set", "model.depth=2"))
-    assert found["model"] == "masked_lm" and found["mixer"] == "mixed_chunk"
+    assert found["model"] == "masked_lm" and found["mixer"] == "flash"
     assert found["parameters"] > 4000 * 128
     assert found["training_flops_per_token"] == pytest.approx(3 * found["forward_flops_per_token"], abs=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["stderr", "stdout"]
@@ -80,7 +80,7 @@ def test_describe_prints_one_object_and_allocates_nothing_in_the_folder(tmp_path
 
 def test_list_prints_one_object_of_names(tmp_path):
     found = one_object(runs.command(tmp_path, "list", "--json"))
-    assert {"mixed_chunk", "quadratic"} <= set(found["mixers"])
+    assert {"flash", "gau"} <= set(found["mixers"])
     assert {"masked_lm", "causal_lm"} <= set(found["models"])
     assert "text_files" in found["sources"] and "quickstart" in found["configs"]
 

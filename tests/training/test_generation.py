@@ -17,8 +17,8 @@ from tests.training import runs
 CHUNK, STEPS = 64, 70  # across the end of a chunk from any start
 LENGTHS = (1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK)
 MIXERS = {
-    "flash": {"type": "mixed_chunk", "chunk_size": CHUNK, "key_dim": 64},
-    "flash_quad": {"type": "quadratic", "key_dim": 64},
+    "flash": {"type": "flash", "chunk_size": CHUNK, "key_dim": 64},
+    "flash_quad": {"type": "gau", "key_dim": 64},
     "transformer_plus_plus": {"type": "self_attention", "heads": 4, "rotary": True},
 }
 

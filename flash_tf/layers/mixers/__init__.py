@@ -20,6 +20,7 @@ A mixer that can decode is the same function of a text that comes a few tokens a
   `close(states)`, which takes those of all layers, what few steps need: before the next token it must have been called.
 """
 
+from flash_tf import renamed
 from flash_tf.registry import Registry
 
-MIXERS = Registry("mixer", folder=__name__, common=("name", "dtype"))
+MIXERS = Registry("mixer", folder=__name__, common=("name", "dtype"), current=renamed.mixer)

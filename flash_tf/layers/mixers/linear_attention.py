@@ -5,7 +5,7 @@ import math
 import keras
 from keras import ops
 
-from flash_tf.layers.linear_mixer import LinearMixer, check_tile
+from flash_tf.layers.linear_mixer import LinearMixer, check_block_size
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.random_features import RandomFeatures
 from kernels_xla.common.norms import simple_rms_norm
@@ -61,7 +61,7 @@ class LinearAttention(LinearMixer):
       form: How a whole text is summed: "chunks", or, for benchmarks, "cumsum" or "matmul", FLASH's Performer and
         Performer-Matmul of Table 11, which keep a state for each token. The function is the same; see
         `kernels_xla.linear_attention`.
-      tile: Tokens that the implementation takes in pairs. It changes the speed alone; `flash-tf tune` times it.
+      block_size: Tokens that the implementation reads as one block. It changes only the speed; see `flash-tf tune`.
       **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:
@@ -92,16 +92,16 @@ class LinearAttention(LinearMixer):
         random_features: int | None = None,
         use_bias: bool = True,
         form: str = "chunks",
-        tile: int = 128,
+        block_size: int = 128,
         **kwargs,
     ):
         super().__init__(**kwargs)
         self.heads, self.causal, self.rotary = heads, causal, rotary
         self.features, self.normalizer, self.cosine_length, self.lrpe = features, normalizer, cosine_length, lrpe
-        self.random_features, self.use_bias, self.form, self.tile = random_features, use_bias, form, tile
+        self.random_features, self.use_bias, self.form, self.block_size = random_features, use_bias, form, block_size
         self._check()
         self._check_features()
-        check_tile(self)
+        check_block_size(self)
         if features == "favor":
             count = {} if random_features is None else {"count": random_features}
             self.favor = RandomFeatures(**count, name="favor", dtype=self.dtype_policy)
@@ -141,7 +141,7 @@ class LinearAttention(LinearMixer):
 
     @property
     def case(self):
-        form = {"chunk_size": self.tile, "form": self.form}
+        form = {"chunk_size": self.block_size, "form": self.form}
         return {"causal": self.causal, "normalized": self.normalizer == "sum", **form}
 
     def sizes(self, b=1, n=None):
@@ -187,6 +187,8 @@ class LinearAttention(LinearMixer):
 
     def activations(self, n: int) -> int:
         keys, e = self.sizes()["s"] * self.heads, self.width // self.heads
-        inside = 3 * min(n, self.tile) * self.heads if self.form == "chunks" else 2 * keys * e  # a state for each token
+        inside = (
+            3 * min(n, self.block_size) * self.heads if self.form == "chunks" else 2 * keys * e
+        )  # a state for each token
         exponentials = 4 * self.favor.count * self.heads if self.features == "favor" else 0  # float32 counts twice
         return 9 * self.width + 4 * keys + exponentials + inside

@@ -4,6 +4,7 @@ import math
 
 import keras
 
+from flash_tf import renamed
 from flash_tf.layers.common import options
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.streaming import check_capacity, check_streams, joined, split
@@ -45,9 +46,9 @@ class Parallel(keras.layers.Layer):
         super().__init__(**kwargs)
         if len(mixers) < 2:
             raise ValueError(f"Parallel needs two mixers or more, got {len(mixers)}")
-        self.mixers, self.causal = mixers, causal
+        self.mixers, self.causal = renamed.mixer(mixers), causal
         same = {"causal": causal, "dtype": self.dtype_policy}
-        self.parts = [MIXERS.build(kind, name=f"mixer_{i}", **same) for i, kind in enumerate(mixers)]
+        self.parts = [MIXERS.build(kind, name=f"mixer_{i}", **same) for i, kind in enumerate(self.mixers)]
         self.supports_masking = True
 
     def build(self, x_shape):

@@ -5,7 +5,7 @@ import numpy as np
 from keras import ops
 
 from flash_tf.layers.common import normal
-from flash_tf.layers.linear_mixer import LinearMixer, check_causal, check_tile
+from flash_tf.layers.linear_mixer import LinearMixer, check_block_size, check_causal
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero
 from kernels_xla.common.norms import scale_norm
@@ -32,7 +32,7 @@ class Retention(LinearMixer):
     Args:
       heads: h; must divide the width d into even parts.
       causal: True: retention has no other form.
-      tile: Tokens that the implementation takes in pairs. It changes the speed alone; `flash-tf tune` times it.
+      block_size: Tokens that the implementation reads as one block. It changes only the speed; see `flash-tf tune`.
       **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:
@@ -53,11 +53,11 @@ class Retention(LinearMixer):
 
     causal_only = True
 
-    def __init__(self, heads: int = 4, causal: bool = True, tile: int = 128, **kwargs):
+    def __init__(self, heads: int = 4, causal: bool = True, block_size: int = 128, **kwargs):
         super().__init__(**kwargs)
-        self.heads, self.causal, self.tile = heads, causal, tile
+        self.heads, self.causal, self.block_size = heads, causal, block_size
         check_causal(self)
-        check_tile(self)
+        check_block_size(self)
         if heads < 1:
             raise ValueError(f"Retention needs heads >= 1, got {heads}")
         self.supports_masking = True
@@ -79,7 +79,7 @@ class Retention(LinearMixer):
 
     @property
     def case(self):
-        return {"causal": True, "chunk_size": self.tile}
+        return {"causal": True, "chunk_size": self.block_size}
 
     def sizes(self, b=1, n=None):
         s = self.width // self.heads
@@ -109,5 +109,5 @@ class Retention(LinearMixer):
         return 16 * self.width**2
 
     def activations(self, n: int) -> int:
-        chunk = min(n, self.tile)
+        chunk = min(n, self.block_size)
         return round(25 * self.width + 5 * chunk * self.heads + 3 * 2 * self.width**2 / self.heads / chunk)

@@ -130,5 +130,5 @@ def test_a_layer_refuses_what_it_cannot_be_in_its_own_name(options, said):
 def test_a_stream_that_is_not_causal_is_refused():
     given = tensors(ARRAYS, "float32")
     state = SPEC.stream.initial_state(SIZES, {"chunk_size": C}, "float32")
-    with pytest.raises(ValueError, match="weighted_chunks can be streamed only if causal, got causal=False"):
+    with pytest.raises(ValueError, match="flash_weighted can be streamed only if causal, got causal=False"):
         SPEC.stream.extend(state, **given, chunk_size=C, causal=False)

@@ -2,14 +2,18 @@
 
 import keras
 
-from flash_tf.layers.chunked_unit import ChunkedUnit
+from flash_tf.layers import gated_unit
+from flash_tf.layers.kernel_mixer import KernelMixer
 from flash_tf.layers.mixers import MIXERS
-from kernels_xla.flash import weighted, weighted_decode
+from flash_tf.layers.positions import runtime_zero, token_positions
+from kernels_xla.common.spec import Tensor
+from kernels_xla.flash import weighted_decode
+from kernels_xla.flash.weighted import SPEC, weighted_mixed_chunk_attention
 
 
-@MIXERS.register("weighted_chunks")
+@MIXERS.register("flash_weighted")
 @keras.saving.register_keras_serializable("flash_tf")
-class WeightedChunks(ChunkedUnit):
+class WeightedChunks(KernelMixer):
     """The FLASH layer with chunks weighed by scores: `A [g, h]`, a softmax over the chunks h that chunk g sees.
 
     Source: FLASH (arXiv:2202.10447), Appendix A, which has this variant in words; the formula is our definition. Two
@@ -47,7 +51,8 @@ class WeightedChunks(ChunkedUnit):
     """
 
     grows = True
-    spec, stream = weighted.SPEC, weighted_decode
+    spec = SPEC
+    gated_unit = True
     head_names = ("quad_q", "quad_k", "lin_q", "lin_k", "sum_q", "sum_k")
 
     def __init__(
@@ -64,7 +69,54 @@ class WeightedChunks(ChunkedUnit):
         super().__init__(**kwargs)
         self.chunk_size, self.causal, self.key_dim, self.expansion = chunk_size, causal, key_dim, expansion
         self.gated, self.relative_bias, self.scale = gated, relative_bias, scale
-        self._check()
+        self.supports_masking = True
+        gated_unit.check(self)
+
+    def build(self, x_shape):
+        gated_unit.build(self, x_shape)
+
+    def call(
+        self,
+        x: Tensor,
+        padding_mask: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+        positions: Tensor | None = None,
+        training: bool | None = None,
+    ) -> Tensor:
+        positions = token_positions(x, segment_ids) if positions is None else positions
+        u, v, z = gated_unit.project(self, x, gated_unit.chunked_shapes(self, x))
+        heads = gated_unit.rotated(self, self.offset_scale(z), positions)
+        attended = weighted_mixed_chunk_attention(
+            **heads,
+            v=v,
+            **gated_unit.bias(self),
+            **self.case,
+            padding_mask=padding_mask,
+            segment_ids=segment_ids,
+            offset=runtime_zero(positions),
+        )
+        return gated_unit.leave(self, u, attended)
+
+    def extend(self, x, state, positions=None, valid=None, prepared=None):
+        """The next tokens of each row; see `flash_tf.layers.mixers`."""
+        return gated_unit.extend_in_chunks(self, weighted_decode, x, state, positions, valid, prepared)
+
+    def prepare(self, state):
+        return gated_unit.prepare_chunks(self, state)
+
+    def close(self, states):
+        return weighted_decode.close(states, self.chunk_size)
+
+    @property
+    def align(self) -> int:
+        """Documents must start at multiples of the chunk."""
+        return self.chunk_size
+
+    def sizes(self, b=1, n=None):
+        return {"b": b, "n": n, "s": self.key_dim, "e": self.value_width}
+
+    def projection_flops(self) -> int:
+        return gated_unit.projection_flops(self)
 
     @property
     def case(self):
@@ -74,4 +126,4 @@ class WeightedChunks(ChunkedUnit):
         c = self.chunk_size
         sums = 4 * self.key_dim * self.value_width / c  # of each chunk, its own and the weighted one
         scores = 6 * n / c**2  # of chunks, and weights, in float32
-        return super().activations() + round(2 * min(n, c) + sums + scores)
+        return gated_unit.activations(self) + round(2 * min(n, c) + sums + scores)

@@ -109,7 +109,7 @@ def test_the_kernel_refuses_what_it_would_leave_out(options, said):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"parts": "quadratic"}, "parts must be one of both, local, global, got 'quadratic'"),
+        ({"parts": "gau"}, "parts must be one of both, local, global, got 'gau'"),
         ({"parts": "global"}, r"parts 'global' needs relative_bias, .* got \(True, 'normalized', False, 'none'\)"),
         ({"parts": "global", "relative_bias": False, "overlapping": True}, r"needs .* got \(False, .*, True, 'none'\)"),
         ({"first_to_all": "chunks", "causal": True}, "first_to_all reads later tokens.* got 'chunks'"),

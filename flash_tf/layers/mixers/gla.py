@@ -4,7 +4,7 @@ import keras
 from keras import ops
 
 from flash_tf.layers.common import normal
-from flash_tf.layers.linear_mixer import LinearMixer, check_causal, check_tile
+from flash_tf.layers.linear_mixer import LinearMixer, check_block_size, check_causal
 from flash_tf.layers.mixers import MIXERS
 from kernels_xla import gla, linear_attention
 from kernels_xla.common.norms import scale_norm
@@ -12,7 +12,7 @@ from kernels_xla.common.norms import scale_norm
 RANK, TEMPERATURE = 16, 16.0
 
 
-@MIXERS.register("gated_linear_attention")
+@MIXERS.register("gla")
 @keras.saving.register_keras_serializable("flash_tf")
 class GatedLinearAttention(LinearMixer):
     """`y = W_o (silu(x W_r + b_r) * concat_h norm(q_t S_t))`, `S_t = (alpha_t beta_t^T) * S_{t-1} + k_t v_t^T` a head.
@@ -34,7 +34,7 @@ class GatedLinearAttention(LinearMixer):
       temperature: What log alpha is divided by: a larger one forgets later.
       gates: "key", "value", "both" or "none", the paper's ablation: which of alpha and beta are not 1. "none" takes
         neither rank nor temperature.
-      tile: Tokens that the implementation takes in pairs. It changes the speed alone; `flash-tf tune` times it.
+      block_size: Tokens that the implementation reads as one block. It changes only the speed; see `flash-tf tune`.
       **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:
@@ -62,14 +62,14 @@ class GatedLinearAttention(LinearMixer):
         gate_rank: int = RANK,
         temperature: float = TEMPERATURE,
         gates: str = "key",
-        tile: int = 64,
+        block_size: int = 64,
         **kwargs,
     ):
         super().__init__(**kwargs)
         self.heads, self.causal, self.gate_rank, self.temperature = heads, causal, gate_rank, temperature
-        self.gates, self.tile = gates, tile
+        self.gates, self.block_size = gates, block_size
         check_causal(self)
-        check_tile(self)
+        check_block_size(self)
         if heads < 1 or gate_rank < 1:
             raise ValueError(f"GatedLinearAttention needs heads and gate_rank >= 1, got {heads} and {gate_rank}")
         if temperature <= 0:
@@ -110,7 +110,7 @@ class GatedLinearAttention(LinearMixer):
 
     @property
     def case(self):
-        return {"causal": True, "chunk_size": self.tile}
+        return {"causal": True, "chunk_size": self.block_size}
 
     def sizes(self, b=1, n=None):
         e = self.width // self.heads
@@ -139,7 +139,7 @@ class GatedLinearAttention(LinearMixer):
         return 8 * self.width**2 + round(2 * self.gate_rank * columns * self.width)
 
     def activations(self, n: int) -> int:
-        s, chunk, m = self.width // 2, min(n, self.tile), min(n, self.tile) / 16
+        s, chunk, m = self.width // 2, min(n, self.block_size), min(n, self.block_size) / 16
         gated = {"key": s, "value": 2 * s, "both": 3 * s, "none": 0}[self.gates]
         scaled = 3 * m * gated  # keys or values, once for each sub-chunk that reads them
         return round(20 * self.width + 3 * chunk * self.heads + scaled + 4 * s * self.width / self.heads / chunk)

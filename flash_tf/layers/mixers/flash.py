@@ -2,10 +2,13 @@
 
 import keras
 
-from flash_tf.layers.chunked_unit import ChunkedUnit
+from flash_tf.layers import gated_unit
+from flash_tf.layers.kernel_mixer import KernelMixer
 from flash_tf.layers.mixers import MIXERS
+from flash_tf.layers.positions import runtime_zero, token_positions
+from kernels_xla.common.spec import Tensor
 from kernels_xla.flash import decode
-from kernels_xla.flash.attention import SPEC
+from kernels_xla.flash.attention import SPEC, mixed_chunk_attention
 from kernels_xla.flash.first_to_all import check_first
 
 PARTS = {
@@ -16,9 +19,9 @@ PARTS = {
 NOT_INSIDE = (False, "normalized", False, "none")  # options of the attention inside chunks, where there is none
 
 
-@MIXERS.register("mixed_chunk")
+@MIXERS.register("flash")
 @keras.saving.register_keras_serializable("flash_tf")
-class MixedChunkAttention(ChunkedUnit):
+class MixedChunkAttention(KernelMixer):
     """The FLASH layer: quadratic attention inside chunks, linear attention across them, one gate.
 
     Source: FLASH (arXiv:2202.10447), section 3.2 and Code 1; see `kernels_xla.flash.attention` for the formula.
@@ -60,7 +63,8 @@ class MixedChunkAttention(ChunkedUnit):
       TensorShape([2, 10, 16])
     """
 
-    spec, stream = SPEC, decode
+    spec = SPEC
+    gated_unit = True
 
     def __init__(
         self,
@@ -80,13 +84,60 @@ class MixedChunkAttention(ChunkedUnit):
         self.chunk_size, self.causal, self.key_dim, self.expansion = chunk_size, causal, key_dim, expansion
         self.gated, self.relative_bias, self.scale = gated, relative_bias, scale
         self.parts, self.overlapping, self.first_to_all = parts, overlapping, first_to_all
-        self._check()
+        self.supports_masking = True
+        gated_unit.check(self)
         check_first("MixedChunkAttention", first_to_all, causal)
         if parts not in PARTS:
             raise ValueError(f"MixedChunkAttention: parts must be one of {', '.join(PARTS)}, got {parts!r}")
         if parts == "global" and (given := (relative_bias, scale, overlapping, first_to_all)) != NOT_INSIDE:
             names = "relative_bias, scale, overlapping, first_to_all"
             raise ValueError(f"MixedChunkAttention: parts 'global' needs {names} = {NOT_INSIDE}, got {given}")
+
+    def build(self, x_shape):
+        gated_unit.build(self, x_shape)
+
+    def call(
+        self,
+        x: Tensor,
+        padding_mask: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+        positions: Tensor | None = None,
+        training: bool | None = None,
+    ) -> Tensor:
+        positions = token_positions(x, segment_ids) if positions is None else positions
+        u, v, z = gated_unit.project(self, x, gated_unit.chunked_shapes(self, x))
+        heads = gated_unit.rotated(self, self.offset_scale(z), positions)
+        attended = mixed_chunk_attention(
+            **heads,
+            v=v,
+            **gated_unit.bias(self),
+            **self.case,
+            padding_mask=padding_mask,
+            segment_ids=segment_ids,
+            offset=runtime_zero(positions),
+        )
+        return gated_unit.leave(self, u, attended)
+
+    def extend(self, x, state, positions=None, valid=None, prepared=None):
+        """The next tokens of each row; see `flash_tf.layers.mixers`."""
+        return gated_unit.extend_in_chunks(self, decode, x, state, positions, valid, prepared)
+
+    def prepare(self, state):
+        return gated_unit.prepare_chunks(self, state)
+
+    def close(self, states):
+        return decode.close(states, self.chunk_size)
+
+    @property
+    def align(self) -> int:
+        """Documents must start at multiples of the chunk."""
+        return self.chunk_size
+
+    def sizes(self, b=1, n=None):
+        return {"b": b, "n": n, "s": self.key_dim, "e": self.value_width}
+
+    def projection_flops(self) -> int:
+        return gated_unit.projection_flops(self)
 
     @property
     def head_names(self):
@@ -104,4 +155,4 @@ class MixedChunkAttention(ChunkedUnit):
         weights = 0 if self.parts == "global" else min(n, c * (2 if self.overlapping else 1))
         weights += n / c if self.first_to_all == "chunks" else 0
         sums = 0 if self.parts == "local" else 4 * self.key_dim * self.value_width / c  # in float32, of each chunk
-        return super().activations() + round(2 * weights + sums)
+        return gated_unit.activations(self) + round(2 * weights + sums)

@@ -10,7 +10,7 @@ from kernels_xla.common.rotary import rotary
 from kernels_xla.mc_tfm import SPEC
 
 
-@MIXERS.register("mixed_chunk_self_attention")
+@MIXERS.register("mc_tfm")
 @keras.saving.register_keras_serializable("flash_tf")
 class MixedChunkSelfAttention(LinearMixer):
     """`out = W_o concat_h(softmax inside the chunk + linear attention across chunks)`, with biases.

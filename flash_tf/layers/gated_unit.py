@@ -1,0 +1,133 @@
+"""The parts of a gated attention unit: in-projection, heads, bias, gate, out-projection, and decoding in chunks.
+
+Source: FLASH (arXiv:2202.10447), section 2.2, Figure 2. FLASH, its variant with weighted chunks and GAU put these parts
+around their own attention: `out = W_o (u * attend(heads(z), v))` with `u, v, z = silu(W_i x)`.
+
+A unit is a layer with `head_names` and these options as attributes: `key_dim`, the width s of z; `expansion`, e / d;
+`gated`, whether u exists; `relative_bias`; and `scale`.
+"""
+
+from types import ModuleType
+
+from keras import ops
+
+from flash_tf.layers.common import parts_of, projection
+from flash_tf.layers.kernel_mixer import KernelMixer
+from flash_tf.layers.offset_scale import OffsetScale
+from flash_tf.layers.relative_bias import RelativeBias
+from flash_tf.layers.streaming import check_streams, next_positions
+from kernels_xla.common.rotary import rotate, turns
+from kernels_xla.common.spec import State, Tensor
+from kernels_xla.flash import decode
+
+
+def check(unit: KernelMixer) -> None:
+    """Raises a ValueError if an option of the unit cannot be used."""
+    name = type(unit).__name__
+    if unit.key_dim < 2 or unit.key_dim % 2:
+        raise ValueError(f"{name} needs an even key_dim of at least 2, for rotary pairs, got {unit.key_dim}")
+    if unit.expansion < 1:
+        raise ValueError(f"{name} needs expansion >= 1, got {unit.expansion}")
+    if unit.scale not in ("normalized", "paper_appendix"):
+        raise ValueError(f"{name}: scale must be 'normalized' or 'paper_appendix', got {unit.scale!r}")
+    if getattr(unit, "chunk_size", 1) < 1:
+        raise ValueError(f"{name} needs chunk_size >= 1, got {unit.chunk_size}")
+
+
+def build(unit: KernelMixer, x_shape: tuple) -> None:
+    """Gives the unit its weights: one dense in-projection `[d, 2e + s]`, scales and offsets, bias, out-projection."""
+    unit.width = x_shape[-1]
+    # Without the gate, v takes its place too and is 2e wide ("no gating" in Table 1 of the paper).
+    unit.value_width = unit.expansion * unit.width * (1 if unit.gated else 2)
+    # The paper's N(0, 0.02) scales leave the attention alive only under the paper's scale with a bias.
+    start = "normal" if unit.scale == "paper_appendix" and unit.relative_bias else "ones"
+    unit.in_projection = projection(unit, 2 * unit.expansion * unit.width + unit.key_dim, "in_projection")
+    unit.out_projection = projection(unit, unit.width, "out_projection")
+    unit.offset_scale = OffsetScale(unit.head_names, start, dtype=unit.dtype_policy, name="offset_scale")
+    unit.bias = RelativeBias(dtype=unit.dtype_policy, name="relative_bias") if unit.relative_bias else None
+
+    unit.in_projection.build(x_shape)
+    unit.out_projection.build((*x_shape[:-1], unit.value_width))
+    unit.offset_scale.build((*x_shape[:-1], unit.key_dim))
+    if unit.bias is not None:
+        unit.bias.build()
+    unit.built = True
+
+
+def project(unit: KernelMixer, x: Tensor, shapes: list | None = None) -> tuple[Tensor | None, Tensor, Tensor]:
+    """`[b, n, d]` -> u or None, v `[b, n, e]` and z `[b, n, s]`, of `silu(W_i x)`; `shapes` goes to `parts_of`."""
+    widths = [unit.value_width] * (1 + unit.gated) + [unit.key_dim]
+    *u, v, z = parts_of(unit.in_projection, x, widths, ops.silu, shapes)
+    return u[0] if u else None, v, z
+
+
+def rotated(unit: KernelMixer, heads: dict[str, Tensor], positions: Tensor) -> dict[str, Tensor]:
+    """Rotates every head `[b, n, s]` by global positions."""
+    cos, sin = turns(positions, unit.key_dim)
+    return {name: rotate(head, cos, sin) for name, head in heads.items()}
+
+
+def bias(unit: KernelMixer) -> dict[str, Tensor]:
+    """The two vectors of the relative bias in the compute dtype, by the kernel's names; empty without a bias."""
+    vectors = {} if unit.bias is None else {"a": unit.bias.a, "b": unit.bias.b}
+    return {name: ops.cast(vector, unit.compute_dtype) for name, vector in vectors.items()}
+
+
+def leave(unit: KernelMixer, gate: Tensor | None, attended: Tensor) -> Tensor:
+    """`W_o (u * attended)`: `[b, n, e]` -> `[b, n, d]`."""
+    return unit.out_projection(attended if gate is None else gate * attended)
+
+
+def projection_flops(unit: KernelMixer) -> int:
+    """FLOPs of the products with weights for one token."""
+    return 2 * unit.width * (2 * unit.expansion * unit.width + unit.key_dim + unit.value_width)
+
+
+def activations(unit: KernelMixer) -> int:
+    """Numbers kept per token for the backward pass, without the attention weights: an estimate."""
+    in_width = 2 * unit.expansion * unit.width + unit.key_dim
+    return 2 * unit.width + 2 * in_width + 2 * len(unit.head_names) * unit.key_dim + 2 * unit.value_width
+
+
+def chunked_shapes(unit: KernelMixer, x: Tensor) -> list:
+    """The shapes in which a TPU activates u, v and z: v in chunks, where chunks divide the row; see `parts_of`."""
+    b, n = ops.shape(x)[:2]
+    whole = isinstance(n, int) and n % unit.chunk_size == 0
+    row = (-1,) if isinstance(b, int) and b == 1 else (b, n)  # XLA drops the axis of a single row
+    return [row] * unit.gated + [(b, -1, unit.chunk_size) if whole else (b, n), row]
+
+
+def extend_in_chunks(
+    unit: KernelMixer,
+    kernel: ModuleType,
+    x: Tensor,
+    state: State,
+    positions: Tensor | None,
+    valid: Tensor | None,
+    precomputed: dict | None,
+) -> tuple[Tensor, State]:
+    """The next tokens of each row of a unit with chunks; `kernel` is the module with `extend` and `step`."""
+    check_streams(unit, unit.obstacle)
+    gate, v, z = project(unit, x, chunked_shapes(unit, x))
+    positions = next_positions(state["position"], ops.shape(x)[1]) if positions is None else positions
+    if precomputed is None:
+        heads = rotated(unit, unit.offset_scale(z), positions)
+        attended, state = kernel.extend(state, **heads, v=v, **bias(unit), valid=valid, **unit.case)
+    else:
+        cos, sin = (ops.expand_dims(x, 2) for x in turns(positions, unit.key_dim))
+        heads = rotate(z[:, :, None] * precomputed["scales"] + precomputed["offsets"], cos, sin)  # [b, 1, h, s]
+        case = {"chunk_size": unit.chunk_size, "scale": unit.scale}
+        out, state = kernel.step(state, heads[:, 0], v[:, 0], precomputed.get("bias"), valid=valid, **case)
+        attended = out[:, None]
+    return leave(unit, gate, attended), state
+
+
+def prepare_chunks(unit: KernelMixer, state: State) -> dict:
+    """What a loop over single tokens makes once for a unit with chunks: stacked scales, offsets, bias by distance."""
+    weights = {"scales": unit.offset_scale.scales, "offsets": unit.offset_scale.offsets}
+    made = {k: ops.stack([ops.cast(w, unit.compute_dtype) for w in of_heads]) for k, of_heads in weights.items()}
+    if "quad_q" not in unit.head_names:
+        return made
+    vectors = bias(unit) or {"a": None, "b": None}
+    case = {"chunk_size": unit.chunk_size, "scale": unit.scale}
+    return {**made, "bias": decode.prepare(state, **vectors, **case)}

@@ -1,0 +1,170 @@
+"""GAU: the gated attention unit with attention over all positions, FLASH-Quad's layer."""
+
+import keras
+from keras import ops
+
+from flash_tf.layers import gated_unit
+from flash_tf.layers.kernel_mixer import KernelMixer
+from flash_tf.layers.mixers import MIXERS
+from flash_tf.layers.positions import runtime_zero, token_positions
+from flash_tf.layers.streaming import check_streams, next_positions
+from kernels_xla import gau
+from kernels_xla import softmax_attention as softmax
+from kernels_xla.common.rotary import rotary
+from kernels_xla.common.spec import Tensor
+
+
+@MIXERS.register("gau")
+@keras.saving.register_keras_serializable("flash_tf")
+class GatedAttentionUnit(KernelMixer):
+    """The gated attention unit (GAU), the layer of FLASH-Quad: one squared-ReLU head over all positions, one gate.
+
+    Source: FLASH (arXiv:2202.10447), section 2.2; the options `kernel`, `heads` and `gated` are rows of its Table 1.
+
+    Args:
+      causal: Whether position i may read only positions <= i.
+      key_dim: Width s of the shared representation z, even.
+      expansion: e / d, the width of gate and values over the model's.
+      heads: Heads h into which keys and values are split [our definition; the paper gives none].
+      kernel: "relu2", or "softmax", which takes no relative bias, scale or divisor.
+      gated: Whether there is a gate; without it the values are 2e wide.
+      relative_bias: Whether scores get a learned Toeplitz bias, 256 parameters.
+      scale: "normalized", or "paper_appendix"; see `kernels_xla.gau`.
+      divisor: "position" (tokens seen), "length" (tokens of the document: the paper's, cannot decode), or a constant.
+      **kwargs: Passed to `keras.layers.Layer`.
+
+    Call arguments:
+      x: Float tensor `[b, n, d]`.
+      padding_mask: Bool `[b, n]`, True at real tokens.
+      segment_ids: Integers `[b, n]`, 0 at padding, one number a packed document.
+      positions: Integers `[b, n]` or `[1, n]`.
+      prefix_mask: Bool `[b, n]`, True at tokens of a prefix, which all tokens of their text see, though causal (UniLM,
+        arXiv:1905.03197). For training and scoring: a stream reads each token when it comes.
+
+    Returns:
+      Float tensor `[b, n, d]`.
+
+    Masking: padding is neither read nor counted; a packed document equals itself alone.
+
+    Example:
+      >>> GatedAttentionUnit(causal=True)(ops.ones((2, 10, 16))).shape
+      TensorShape([2, 10, 16])
+    """
+
+    head_names = ("q", "k")
+    grows = True
+    spec = gau.SPEC
+    gated_unit = True
+    takes_prefix = True
+
+    def __init__(
+        self,
+        causal: bool = False,
+        key_dim: int = 128,
+        expansion: int = 2,
+        heads: int = 1,
+        kernel: str = "relu2",
+        gated: bool = True,
+        relative_bias: bool = True,
+        scale: str = "normalized",
+        divisor: str | int = "position",
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self.causal, self.key_dim, self.expansion, self.heads, self.kernel = causal, key_dim, expansion, heads, kernel
+        self.gated, self.relative_bias, self.scale, self.divisor = gated, relative_bias, scale, divisor
+        self.supports_masking = True
+        gated_unit.check(self)
+        if heads < 1 or key_dim % (2 * heads):
+            raise ValueError(f"GatedAttentionUnit: key_dim ({key_dim}) must be an even multiple of heads ({heads})")
+        if divisor not in ("position", "length") and (isinstance(divisor, str) or divisor < 1):
+            raise ValueError(f"GatedAttentionUnit: divisor must be 'position', 'length' or >= 1, got {divisor!r}")
+        if kernel not in ("relu2", "softmax"):
+            raise ValueError(f"GatedAttentionUnit: kernel must be 'relu2' or 'softmax', got {kernel!r}")
+        if kernel == "softmax" and (relative_bias, scale, divisor) != (False, "normalized", "position"):
+            raise ValueError(
+                "GatedAttentionUnit: kernel 'softmax' needs relative_bias false and the default scale and divisor, "
+                f"got {relative_bias}, {scale!r}, {divisor!r}"
+            )
+
+    def build(self, x_shape):
+        gated_unit.build(self, x_shape)
+        if self.value_width % self.heads:
+            raise ValueError(f"GatedAttentionUnit: heads ({self.heads}) must divide the values ({self.value_width})")
+
+    def call(
+        self,
+        x: Tensor,
+        padding_mask: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+        positions: Tensor | None = None,
+        prefix_mask: Tensor | None = None,
+        training: bool | None = None,
+    ) -> Tensor:
+        positions = token_positions(x, segment_ids) if positions is None else positions
+        u, v, z = gated_unit.project(self, x)
+        q, k = self._rotated(z, positions)
+        masks = {"causal": self.causal, "padding_mask": padding_mask, "segment_ids": segment_ids}
+        if self.kernel == "softmax":
+            self._check_prefix(prefix_mask)
+            attended = softmax.softmax_attention(q, k, self._split(v), **masks)
+        else:
+            masks |= self._check_prefix(prefix_mask)
+            options = {"scale": self.scale, "divisor": self.divisor, "offset": runtime_zero(positions)}
+            attended = gau.gau_attention(q, k, self._split(v), **gated_unit.bias(self), **options, **masks)
+        return gated_unit.leave(self, u, ops.reshape(attended, ops.shape(v)))
+
+    def _check_prefix(self, prefix_mask):
+        """The prefix mask as the kernel's argument; a ValueError where the layer takes none."""
+        if prefix_mask is None:
+            return {}
+        if not self.causal or self.kernel == "softmax":
+            needed = "GatedAttentionUnit takes a prefix_mask where it is causal and kernel is 'relu2'"
+            raise ValueError(f"{needed}, got causal {self.causal} and kernel {self.kernel!r}")
+        return {"prefix_mask": prefix_mask}
+
+    def _rotated(self, z, positions):
+        """The shared representation `[b, n, s]` -> q and k, `[b, n, h, s / h]`."""
+        heads = self.offset_scale(z)
+        return (rotary(self._split(heads[name]), positions) for name in self.head_names)
+
+    def _split(self, x):
+        """`[b, n, h s]` -> `[b, n, h, s]`."""
+        return ops.reshape(x, (*ops.shape(x)[:2], self.heads, x.shape[-1] // self.heads))
+
+    def sizes(self, b=1, n=None):
+        return {"b": b, "n": n, "h": self.heads, "s": self.key_dim // self.heads, "e": self.value_width // self.heads}
+
+    def projection_flops(self) -> int:
+        return gated_unit.projection_flops(self)
+
+    def activations(self, n: int) -> int:
+        return gated_unit.activations(self) + 2 * n * self.heads
+
+    @property
+    def obstacle(self):
+        return super().obstacle or (
+            "divisor 'length' is not known before the text ends" if self.divisor == "length" else None
+        )
+
+    def extend(self, x, state, positions=None, valid=None, prepared=None):
+        """The next tokens of each row; see `flash_tf.layers.mixers`."""
+        check_streams(self, self.obstacle)
+        u, v, z = gated_unit.project(self, x)
+        positions = next_positions(state["position"], ops.shape(x)[1]) if positions is None else positions
+        given = (state, *self._rotated(z, positions), self._split(v))
+        if self.kernel == "softmax":
+            attended, state = softmax.extend(*given, valid=valid)
+        else:
+            options = {"scale": self.scale, "divisor": self.divisor, "prepared": (prepared or {}).get("bias")}
+            attended, state = gau.extend(*given, **gated_unit.bias(self), valid=valid, **options)
+        return gated_unit.leave(self, u, ops.reshape(attended, ops.shape(v))), state
+
+    def prepare(self, state):
+        vectors = gated_unit.bias(self)
+        return {"bias": gau.prepare(state, **vectors)} if vectors else {}
+
+
+@keras.saving.register_keras_serializable("flash_tf")
+class QuadraticAttention(GatedAttentionUnit):
+    """The old name of `GatedAttentionUnit`. Saved models name their layers and weights after it."""
