@@ -26,11 +26,11 @@ def main(arguments: list[str] | None = None) -> int:
     learned = [row for file in args.learning for row in json.loads(Path(file).read_text())["rows"]]
     with device.libraries_in_log("systems") as console:
         from benchmarks import backends
-        from flash_tf import config, systems
+        from flash_tf import config, model_zoo
 
-        names = [name for name in config.names() if name.partition("/")[0] in systems.FOLDERS]
+        names = [name for name in config.names() if name.partition("/")[0] in model_zoo.FOLDERS]
         if unknown := sorted(set(args.only or names) - set(names)):
-            raise ValueError(f"--only takes configs of {' and '.join(systems.FOLDERS)}, got {unknown[0]!r}")
+            raise ValueError(f"--only takes configs of {' and '.join(model_zoo.FOLDERS)}, got {unknown[0]!r}")
         packages = ("tensorflow", "keras", "numpy")
         where = backends.device_name()
         before = device.kept(args.json, where)
@@ -68,7 +68,7 @@ def _measure(name, args):
 
 
 def _sized(name, n, tokens):
-    from flash_tf import config
+    from flash_tf import config, model_zoo
     from flash_tf.models.language_model import listed
 
     mixer = listed(config.load(name).model["mixer"])[0]

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 
-from flash_tf import mappings, renamed
+from flash_tf import config_merge, renamed
 from flash_tf.registry import check_options, hint
 
 FOLDER = Path(__file__).parent / "configs"
@@ -194,7 +194,7 @@ def names() -> list[str]:
 def load(name: str, overrides: Iterable[str] = ()) -> Config:
     """Reads a config.
 
-    A file with `base: NAME` says how it differs from that config, option by option; see `flash_tf.mappings.merge`.
+    A file with `base: NAME` says how it differs from that config, option by option; see `flash_tf.config_merge.merge`.
 
     Args:
       name: Path of a YAML file, or the name of one that the package brings.
@@ -205,7 +205,7 @@ def load(name: str, overrides: Iterable[str] = ()) -> Config:
     """
     path, values = _read(name)
     for override in overrides:
-        mappings.set_option(values, override)
+        config_merge.set_option(values, override)
     return from_mapping(Config, values, where=str(path))
 
 
@@ -224,7 +224,7 @@ def _read(name, before=()):
         return path, values
     if not isinstance(base := values.pop("base"), str):
         raise ValueError(f"{path}: base must be the name of a config, got {base!r}")
-    return path, mappings.merge(_read(base, (*before, path))[1], values)
+    return path, config_merge.merge(_read(base, (*before, path))[1], values)
 
 
 def _path(name):

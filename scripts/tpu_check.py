@@ -20,7 +20,7 @@ import tensorflow as tf
 
 import flash_tf
 import kernels_xla
-from flash_tf import config, describing
+from flash_tf import config, model_stats
 from flash_tf.training import modelling
 from flash_tf.training.evaluator import Evaluator
 from flash_tf.training.objective import OBJECTIVES
@@ -95,7 +95,7 @@ def with_values(model, weights, others=()):
 
 def train_and_evaluate(experiment: config.Config):
     """A function of tensors that is one step of training and one of evaluation, and the specs of its arguments."""
-    with describing.without_weights():
+    with model_stats.without_weights():
         model = modelling.make_model(experiment)
     objective = OBJECTIVES[experiment.model["type"]](experiment, _tokenizer(experiment.model["vocabulary_size"]))
     evaluator = Evaluator(model=model, objective=objective, strategy=None, batches=None, counts_words=False)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flash_tf import config, mappings
+from flash_tf import config, config_merge
 from flash_tf.models.causal_lm import CausalLM
 from flash_tf.training import modelling
 
@@ -16,7 +16,7 @@ def written(tmp_path, name, text):
 def test_a_config_with_a_base_is_the_base_but_for_what_it_says(tmp_path):
     path = written(tmp_path, "wide", "base: wikitext2_lm/flash\nmodel: {width: 256}\ntrain: {steps: 7}\n")
     base, wide = config.load("wikitext2_lm/flash"), config.load(path)
-    changed = mappings.differences(config.to_mapping(base), config.to_mapping(wide))
+    changed = config_merge.differences(config.to_mapping(base), config.to_mapping(wide))
     assert changed == [("model.width", base.model["width"], 256), ("train.steps", base.train.steps, 7)]
 
 
@@ -28,7 +28,7 @@ def test_a_part_with_a_type_of_its_own_takes_no_option_of_the_bases(tmp_path):
 def test_a_section_with_a_type_of_its_own_keeps_the_options_of_the_bases(tmp_path):
     path = written(tmp_path, "causal", "base: quickstart\nmodel: {type: causal_lm}\n")
     base, causal = config.load("quickstart"), config.load(path)
-    changed = mappings.differences(config.to_mapping(base), config.to_mapping(causal))
+    changed = config_merge.differences(config.to_mapping(base), config.to_mapping(causal))
     assert changed == [("model.type", "masked_lm", "causal_lm")]
     assert isinstance(modelling.make_model(causal), CausalLM)
 
@@ -43,7 +43,7 @@ def test_a_base_may_have_a_base_and_the_command_line_comes_last(tmp_path):
 @pytest.mark.parametrize("task", ["wikitext2_lm", "c4_lm"])
 def test_linear_gpt2_is_gpt2_but_for_its_mixer_and_its_paper(task):
     before, after = (config.to_mapping(config.load(f"{task}/{name}")) for name in ("gpt2", "linear_gpt2"))
-    changed = {name: values for name, *values in mappings.differences(before, after)}
+    changed = {name: values for name, *values in config_merge.differences(before, after)}
     assert changed.pop("model.mixer.type") == ["self_attention", "linear_attention"]
     assert changed.pop("model.mixer.features") == [None, "softplus"]
     assert changed.keys() <= {"paper"}

@@ -9,11 +9,11 @@ def add_arguments(parser) -> None:
 
 
 def run(args, log) -> None:
-    from flash_tf import config, describing
+    from flash_tf import config, model_stats
     from flash_tf.training import modelling
 
     experiment = modelling.with_masking(config.load(args.config, args.set))
-    with describing.without_weights():
+    with model_stats.without_weights():
         model = modelling.make_model(experiment)
-        described = describing.describe(experiment, model, modelling.predicted(experiment))
-    show(described if args.json else describing.as_text(described), args.json)
+        described = model_stats.describe(experiment, model, modelling.predicted(experiment))
+    show(described if args.json else model_stats.as_text(described), args.json)

@@ -8,7 +8,7 @@ def add_arguments(parser) -> None:
 
 
 def run(args, log) -> None:
-    from flash_tf import config, systems
+    from flash_tf import config, model_zoo
     from flash_tf.data.sources import SOURCES
     from flash_tf.layers.feedforward import FEEDFORWARDS
     from flash_tf.layers.mixers import MIXERS
@@ -16,6 +16,6 @@ def run(args, log) -> None:
 
     parts = {"mixers": MIXERS, "feedforwards": FEEDFORWARDS, "models": MODELS, "sources": SOURCES}
     named = {name: registry.names() for name, registry in parts.items()} | {"configs": config.names()}
-    found = systems.systems()
+    found = model_zoo.systems()
     text = "\n".join(f"{name:<14}{f'{chr(10)}{14 * chr(32)}'.join(names)}" for name, names in named.items())
-    show({"systems": found, **named} if args.json else f"{systems.as_text(found)}\n\n{text}", args.json)
+    show({"systems": found, **named} if args.json else f"{model_zoo.as_text(found)}\n\n{text}", args.json)

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.compiler.xla.service import hlo_pb2
 
-from flash_tf import describing
+from flash_tf import model_stats
 from flash_tf.compiling import values
 from flash_tf.compiling.manifest import Argument
 from flash_tf.config import Config
@@ -212,7 +212,7 @@ def _in_place(serialized, replaces):
 
 def _initialisers(config: Config) -> dict[str, dict]:
     """How each weight begins. Keras forgets it of a variable that has its value, so a model without any is asked."""
-    with describing.without_weights():
+    with model_stats.without_weights():
         found = [(v.path, v.shape, v._initializer) for v in modelling.make_model(config).weights]
     return {path: _plain(path, shape, initialiser) for path, shape, initialiser in found}
 

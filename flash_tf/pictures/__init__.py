@@ -1,8 +1,8 @@
 """Pictures of runs and of models, for people: PNG files, and all of them in one HTML file.
 
-`curves` draws what runs recorded, read by `records`; it needs no TensorFlow. `attention` draws what a model's mixers
-do with a text, which `inspection` takes from the model and `maps` computes again, in plain float64. `style` is how
-pictures look, `page` how they are written.
+`curves` draws what runs recorded, and `records` reads it without TensorFlow. `inspection` runs a text through a model,
+`attention_maps` computes its mixers' weights in float64, and `attention` draws them. `style` sets the look, and `page`
+writes the files.
 """
 
 import importlib.util

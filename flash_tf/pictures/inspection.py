@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterator
 import keras
 import numpy as np
 
-from flash_tf.pictures import maps
+from flash_tf.pictures import attention_maps
+from flash_tf.pictures.attention_maps import Part
 from flash_tf.pictures.formulas import array, bias_of
-from flash_tf.pictures.maps import Part
 
 LONGEST = 1024  # tokens: the maps of more would take gigabytes, and no eye
 
@@ -85,7 +85,7 @@ def look(model: keras.Model, ids: np.ndarray, layers: Collection[int] = ()) -> I
     Raises:
       ValueError: When the model's mixer has no maps, it has no such layer, or its weights are no numbers.
     """
-    parts_of = [maps.of(kind["type"]) for kind in model.kinds]
+    parts_of = [attention_maps.of(kind["type"]) for kind in model.kinds]
     if wrong := [i for i in layers if not 0 <= i < model.depth]:
         raise ValueError(f"the model has layers 0 to {model.depth - 1}, got {wrong[0]}")
     positions = keras.ops.arange(len(ids), dtype="int32")[None]

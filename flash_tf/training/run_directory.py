@@ -8,7 +8,7 @@ import tensorflow as tf
 import yaml
 
 from flash_tf import config as configs
-from flash_tf import mappings
+from flash_tf import config_merge
 
 CONFIG, METRICS, EVALUATIONS, VERSIONS = "config.yaml", "metrics.jsonl", "evaluations.jsonl", "versions.json"
 TOKENIZER = "tokenizer.model"
@@ -48,7 +48,7 @@ def claim(model_dir: str, config: configs.Config) -> None:
     trained = tf.io.gfile.isdir(model_dir) and bool(tf.io.gfile.glob(f"{model_dir}/checkpoints/*"))
     if trained and tf.io.gfile.exists(f"{model_dir}/{CONFIG}"):
         there = load_config(model_dir)
-        changed = mappings.differences(configs.to_mapping(there), configs.to_mapping(config))
+        changed = config_merge.differences(configs.to_mapping(there), configs.to_mapping(config))
         changed = [one for one in changed if not one[0].startswith(MAY_CHANGE)]
         if changed:
             key, old, new = changed[0]

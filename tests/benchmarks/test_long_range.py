@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from benchmarks import backends, device, long_range
-from flash_tf import config, systems
+from flash_tf import config, model_zoo
 from flash_tf.registry import listed
 
 LENGTH = 64
@@ -58,7 +58,7 @@ def write(folder, *names, text="abc"):
 def test_every_row_of_the_paper_is_a_system_and_of_its_mixers():
     assert set(ROWS.values()) == set(SYSTEMS) - {"one_plus_elu"}
     small = [name.partition("/") for name in config.names()]
-    assert set(SYSTEMS) <= {name for folder, _, name in small if folder in systems.FOLDERS}
+    assert set(SYSTEMS) <= {name for folder, _, name in small if folder in model_zoo.FOLDERS}
     for system, row in long_range.TABLE["systems"].items():
         known = listed(config.load(f"wikitext2_mlm/{system}").model["mixer"])
         what = [

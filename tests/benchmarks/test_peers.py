@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import peers
-from flash_tf import config, describing
+from flash_tf import config, model_stats
 from flash_tf.training import modelling
 
 ROOT = Path(__file__).parents[2]
@@ -53,5 +53,5 @@ def test_its_transformer_has_the_flops_of_ours(task, name):
     for n in (512, 8192):
         ours = config.load(f"{name}/transformer_plus_plus", [f"data.sequence_length={n}", f"train.tokens_per_step={n}"])
         ours = modelling.with_masking(ours)
-        with describing.without_weights():
+        with model_stats.without_weights():
             assert peers.training_flops(n, task) == modelling.training_flops_per_step(ours, modelling.make_model(ours))

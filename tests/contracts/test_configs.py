@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from flash_tf import config, describing
+from flash_tf import config, model_stats
 from flash_tf.layers.feedforward import FEEDFORWARDS
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.models import MODELS
@@ -27,14 +27,14 @@ MIDDLE = {**SMALL, "width": 384, "key_dim": 128, "chunk_size": 64, "n": 256}
 def described(name, overrides=()):
     """The config, its model without weights, and what is said of both."""
     loaded = modelling.with_masking(config.load(name, overrides))
-    with describing.without_weights():
+    with model_stats.without_weights():
         model = modelling.make_model(loaded)
-        return loaded, model, describing.describe(loaded, model, modelling.predicted(loaded))
+        return loaded, model, model_stats.describe(loaded, model, modelling.predicted(loaded))
 
 
 def count(type, **options):
     """Millions of parameters of a model of vocabulary 32,000."""
-    with describing.without_weights():
+    with model_stats.without_weights():
         model = MODELS.build({"type": type, "vocabulary_size": 32_000, **options})
         model.build()
     return sum(int(np.prod(v.shape)) for v in model.trainable_variables) / 1e6

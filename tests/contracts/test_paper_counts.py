@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flash_tf import config, describing
+from flash_tf import config, model_stats
 from flash_tf.training import modelling
 
 TABLES = json.loads(Path(__file__).parent.with_name("paper_tables.json").read_text("utf-8"))
@@ -17,7 +17,7 @@ FIELDS = {"config", "paper", "printed", "digits", "differs", "counted", "sum", "
 
 
 def parameters(name):
-    with describing.without_weights():
+    with model_stats.without_weights():
         model = modelling.make_model(modelling.with_masking(config.load(name)))
     return sum(int(np.prod(v.shape)) for v in model.trainable_variables)
 

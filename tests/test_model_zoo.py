@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flash_tf import cli, config, systems
+from flash_tf import cli, config, model_zoo
 
 ROOT = Path(__file__).parents[1]
 EVERY_PAIR = (True, "cache", "n^2")  # keys and values of all tokens
@@ -36,7 +36,7 @@ SAID = {
 
 @pytest.fixture(scope="module")
 def found():
-    return {one["name"]: one for one in systems.systems()}
+    return {one["name"]: one for one in model_zoo.systems()}
 
 
 def test_every_system_has_its_paper(found):

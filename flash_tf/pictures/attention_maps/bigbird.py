@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from flash_tf.pictures.attention_maps import Part
 from flash_tf.pictures.formulas import array, cut, dense, heads, softmax, together
-from flash_tf.pictures.maps import Part
 
 PERIOD = 1024  # blocks, after which the random ones repeat
 

@@ -5,8 +5,8 @@ Every channel has weights of its own; drawn is their mean. Tokens are those behi
 
 import numpy as np
 
+from flash_tf.pictures.attention_maps import Part
 from flash_tf.pictures.formulas import array, cut, silu, visible
-from flash_tf.pictures.maps import Part
 
 
 def parts(mixer, x: np.ndarray) -> list[Part]:

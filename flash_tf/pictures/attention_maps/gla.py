@@ -5,8 +5,8 @@ With gates of values every channel of a value has weights of its own; drawn is t
 
 import numpy as np
 
+from flash_tf.pictures.attention_maps import Part
 from flash_tf.pictures.formulas import array, cut, dense, heads, silu, together, visible
-from flash_tf.pictures.maps import Part
 
 
 def parts(mixer, x: np.ndarray) -> list[Part]:

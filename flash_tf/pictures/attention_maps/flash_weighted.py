@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from flash_tf.pictures.attention_maps import Part
 from flash_tf.pictures.formulas import GatedUnit, rotated, squared_relu, visible
-from flash_tf.pictures.maps import Part
 
 
 def parts(mixer, x: np.ndarray) -> list[Part]:

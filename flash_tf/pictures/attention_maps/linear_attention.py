@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from flash_tf.pictures.attention_maps import Part
 from flash_tf.pictures.formulas import array, cut, dense, heads, learned, rotated, together, visible
-from flash_tf.pictures.maps import Part
 
 ELU = lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0)))  # noqa: E731
 FEATURES = {

@@ -2,7 +2,7 @@
 
 import math
 
-from flash_tf import config, describing
+from flash_tf import config, model_stats
 from flash_tf.training import modelling
 
 FOLDERS = ("wikitext2_lm", "wikitext2_mlm")  # every system has a small config in one of them, or in both
@@ -27,7 +27,7 @@ def systems() -> list[dict]:
 
 def _said(name, where):
     loaded = modelling.with_masking(config.load(where))
-    with describing.without_weights():
+    with model_stats.without_weights():
         model = modelling.make_model(loaded)
     streams = model.causal and model.obstacle is None
     return {

@@ -9,12 +9,12 @@ from keras import ops
 
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.mixers.flash import MixedChunkAttention
-from flash_tf.pictures import maps
+from flash_tf.pictures import attention_maps
 from tests.contracts.test_mixers import causal_only, changes, defaults, may_be_causal, never_causal
 from tests.numerics import FLOAT32, FLOAT64, relative_error
 
 N, D = 37, 32  # N is prime: never a multiple of a chunk
-DRAWN = sorted(module.name for module in pkgutil.iter_modules(maps.__path__))
+DRAWN = sorted(module.name for module in pkgutil.iter_modules(attention_maps.__path__))
 CASES = [
     pytest.param(name, options, id=f"{name}-{option}-{options.get(option)}")
     for name in DRAWN
@@ -52,7 +52,7 @@ def test_the_parts_and_the_bias_add_up_to_the_output_of_the_layer(name, options)
     layer, x = built(MIXERS.get(name), options)
     alone = (x[i : i + 1] for i in range(3))  # what one takes of itself may by chance be near nothing
     for tokens in (x, max(alone, key=lambda token: np.linalg.norm(output(layer, token)))):
-        parts = maps.of(name)(layer, tokens)
+        parts = attention_maps.of(name)(layer, tokens)
         assert relative_error(sum(part.output for part in parts), output(layer, tokens)) < FLOAT32
         for one in parts:
             assert one.weights.shape[1:] == one.seen.shape == (len(tokens), len(tokens))
@@ -65,7 +65,7 @@ def test_the_parts_and_the_bias_add_up_to_the_output_of_the_layer(name, options)
 def test_a_layer_without_one_part_puts_out_the_other(causal, silent, left):
     options = {"chunk_size": 8, "key_dim": 16, "causal": causal}
     layer, x = built(MixedChunkAttention, {**options, "relative_bias": silent != "quad_k"})
-    drawn = part(left, maps.of("flash")(layer, x))
+    drawn = part(left, attention_maps.of("flash")(layer, x))
     i = layer.head_names.index(silent)
     for weights in (layer.offset_scale.scales, layer.offset_scale.offsets):
         weights[i].assign(ops.zeros_like(weights[i]))
@@ -74,7 +74,7 @@ def test_a_layer_without_one_part_puts_out_the_other(causal, silent, left):
 
 def test_local_weights_stay_in_the_chunk_and_causal_global_ones_before_it():
     layer, x = built(MixedChunkAttention, {"chunk_size": 8, "key_dim": 16, "causal": True})
-    local, far = maps.of("flash")(layer, x)
+    local, far = attention_maps.of("flash")(layer, x)
     chunk = np.arange(N) // 8
     assert (local.weights >= 0).all() and (far.weights < 0).any()
     assert (local.seen == ((chunk[:, None] == chunk) & np.tri(N, dtype=bool))).all()
@@ -87,19 +87,19 @@ def test_local_weights_stay_in_the_chunk_and_causal_global_ones_before_it():
 )
 def test_rows_of_softmax_add_up_to_one(name, options):
     layer, x = built(MIXERS.get(name), {**options, "causal": True})
-    (attention,) = maps.of(name)(layer, x)
+    (attention,) = attention_maps.of(name)(layer, x)
     assert relative_error(attention.weights.sum(axis=-1), np.ones(attention.weights.shape[:2])) < FLOAT64
 
 
 def test_every_map_is_of_a_mixer_and_a_mixer_without_one_is_said_to_have_none():
     assert DRAWN and set(DRAWN) <= set(MIXERS.names())
     for name in {*MIXERS.names(), "a_new_one"} - set(DRAWN):
-        with pytest.raises(ValueError, match=f"mixer '{name}' has no maps to draw: .* has those of .*mixed_chunk"):
-            maps.of(name)
+        with pytest.raises(ValueError, match=f"mixer '{name}' has no maps to draw: .* has those of .*flash"):
+            attention_maps.of(name)
 
 
 def test_maps_take_weights_of_bfloat16_layers():
     layer = MIXERS.get("gau")(key_dim=16, dtype=keras.DTypePolicy("bfloat16"))
     layer.build((1, None, D))
-    (attention,) = maps.of("gau")(layer, np.ones((5, D)))
+    (attention,) = attention_maps.of("gau")(layer, np.ones((5, D)))
     assert attention.weights.dtype == attention.output.dtype == "float64"
