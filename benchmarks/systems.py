@@ -68,7 +68,7 @@ def _measure(name, args):
 
 
 def _sized(name, n, tokens):
-    from flash_tf import config, model_zoo
+    from flash_tf import config
     from flash_tf.models.language_model import listed
 
     mixer = listed(config.load(name).model["mixer"])[0]
