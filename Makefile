@@ -1,25 +1,26 @@
-# Two commands: `make quickstart` trains and tries a small FLASH; `make test` checks everything. Both install what they need.
+# Two commands: `make quickstart` trains and tries a small FLASH; `make test` checks it. Both install what they need.
 
 VENV := .venv
 BIN := $(VENV)/bin
 TPU_VENV := .venv-tpu
 RUN := runs/quickstart
-# In parts, each in processes of its own, because what XLA has compiled stays in memory: all of it would take 24 GB.
 PYTEST = $(BIN)/python -m pytest -n 2 --dist worksteal
 LARGEST := tests/contracts/test_kernels.py tests/contracts/test_mixers.py
-ALSO_ON_JAX := tests/contracts/test_models.py tests/contracts/test_language_models.py tests/contracts/test_streams.py \
-	tests/test_cross_entropy.py tests/generation/test_decoding.py tests/generation/test_samplers.py tests/test_linear_forms.py \
-	tests/test_linear_layers.py tests/test_random_features.py tests/test_fused_attention.py
-# JAX compiles every operation by itself, once for each shape: how fast XLA compiles is what these parts take.
-PYTEST_ON_JAX := KERAS_BACKEND=jax JAX_ENABLE_X64=1 XLA_FLAGS="--xla_cpu_use_fusion_emitters=false \
-	--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true" $(PYTEST) -m "not one_backend"
+ALSO_ON_JAX := $(LARGEST) tests/contracts/test_models.py tests/contracts/test_language_models.py \
+	tests/contracts/test_streams.py tests/test_cross_entropy.py tests/generation/test_decoding.py \
+	tests/generation/test_samplers.py tests/test_linear_forms.py tests/test_linear_layers.py \
+	tests/test_random_features.py tests/test_fused_attention.py
+# How fast XLA compiles is how long the tests on JAX take.
+ON_JAX := KERAS_BACKEND=jax JAX_ENABLE_X64=1 XLA_FLAGS="--xla_cpu_use_fusion_emitters=false \
+	--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 SENTENCE := for i in <mask>(10):
 
-.PHONY: help quickstart test docs tpu-check clean
+.PHONY: help quickstart lint test test-all docs tpu-check clean
 
 help:
 	@echo "make quickstart   install, train a small FLASH on this Python's standard library, evaluate it, fill a mask"
-	@echo "make test         install, then ruff, import-linter and pytest"
+	@echo "make test         install, then ruff, import-linter and the tests of every part: ten minutes on two cores"
+	@echo "make test-all     all tests: every option and config, exports, notebooks, compilers for TPUs, several processes"
 	@echo "make docs         install, then build the documentation into site/; a warning is an error"
 	@echo "make tpu-check    install what a Cloud TPU VM runs into $(TPU_VENV), and try every config's step against a TPU's operators"
 	@echo "make clean        remove $(VENV) and $(TPU_VENV); runs/ stays"
@@ -36,15 +37,22 @@ quickstart: $(VENV)/.installed
 	@echo "  flash-tf train quickstart --model-dir runs/quad --set 'model.mixer={type: gau, key_dim: 64}'"
 	@echo "  tensorboard --logdir runs                             # the curves"
 
-test: $(VENV)/.installed-dev
+lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/lint-imports --no-logo
-	@$(PYTEST) $(LARGEST)
-	@$(PYTEST) tests/contracts $(LARGEST:%=--ignore=%)
-	@$(PYTEST) tests --ignore=tests/contracts
-	@$(PYTEST_ON_JAX) $(LARGEST)
-	@$(PYTEST_ON_JAX) $(ALSO_ON_JAX)
+
+test: lint
+	@$(PYTEST) -m "not full" tests
+	@$(ON_JAX) $(PYTEST) -m "not full and not one_backend" $(ALSO_ON_JAX)
+
+# In parts, each in processes of its own, because what XLA has compiled stays in memory: all of it would take 24 GB.
+test-all: lint
+	@$(PYTEST) -m "full or not full" $(LARGEST)
+	@$(PYTEST) -m "full or not full" tests/contracts $(LARGEST:%=--ignore=%)
+	@$(PYTEST) -m "full or not full" tests --ignore=tests/contracts
+	@$(ON_JAX) $(PYTEST) -m "not one_backend" $(LARGEST)
+	@$(ON_JAX) $(PYTEST) -m "not one_backend" $(filter-out $(LARGEST),$(ALSO_ON_JAX))
 
 docs: $(VENV)/.installed-dev
 	@$(BIN)/mkdocs build --strict

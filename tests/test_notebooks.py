@@ -43,7 +43,7 @@ def printed(book):
     return "".join(output.get("text", "") for output in outputs)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "parameters"), RUNS, ids=[f"{n}-{p.get('BACKEND', '')}".strip("-") for n, p in RUNS])
 def test_a_notebook_runs_to_its_end_or_to_where_it_needs_a_tpu(name, parameters, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")

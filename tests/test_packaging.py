@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_wheel_brings_every_config_the_command_and_the_licence(tmp_path):
     build = [
         "-m",

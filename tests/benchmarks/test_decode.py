@@ -9,7 +9,7 @@ from benchmarks import decode, plots
 TINY = ["--set", "model.width=32", "--set", "model.depth=1", "--set", "model.vocabulary_size=64"]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_states_of_each_length_are_timed_in_turns_and_drawn(tmp_path, capsys):
     path, models = tmp_path / "decode.json", ["flash", "flash_quad"]
     sizes = ["--contexts", "64", "512", "--tokens", "2", "--rounds", "3", "--json", str(path)]

@@ -27,6 +27,7 @@ device.program(kernels.main)
 """
 
 
+@pytest.mark.full
 def test_a_kernel_is_found_checked_and_timed_and_a_wrong_one_is_found_and_not_timed(tmp_path):
     (tmp_path / "wrong.py").write_text(WRONG)
     result = tmp_path / "result.json"

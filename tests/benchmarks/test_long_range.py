@@ -67,6 +67,7 @@ def test_every_row_of_the_paper_is_a_system_and_of_its_mixers():
         assert what[0] == what[1]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("pairs", [False, True], ids=["classifier", "matcher"])
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_a_step_of_a_row_gives_every_weight_a_gradient(system, pairs):
@@ -100,6 +101,7 @@ def test_rows_weigh_as_much_as_the_transformer_but_for_what_is_their_own():
     assert count("linformer") - whole == 2 * 2 * 128 * LENGTH
 
 
+@pytest.mark.full
 def test_a_system_learns_and_its_row_is_kept(folder, tmp_path, capsys):
     file = tmp_path / "found.json"
     assert long_range.main(flags(folder, file, "--systems", "cosformer")) == 0
@@ -115,6 +117,7 @@ def test_a_system_learns_and_its_row_is_kept(folder, tmp_path, capsys):
     assert json.loads(file.read_text())["rows"] == rows
 
 
+@pytest.mark.full
 def test_pairs_are_matched_and_stand_beside_other_tasks_rows(tmp_path, capsys):
     for label in ("no", "yes"):
         for i in range(40):

@@ -32,7 +32,7 @@ def timed(folder, model, mixer):
     return dict(line.split("  ", 1) for line in out.splitlines()), json.loads(Path(result).read_text())["rows"]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_decoding_is_timed_after_short_and_long_texts_where_the_state_is_constant(tmp_path):
     printed, (step, *found) = timed(tmp_path / "flash", "flash", "{type: flash, chunk_size: 8, key_dim: 8}")
     assert step["n"] == N and [row["context"] for row in found] == [1024, 65_536]
@@ -47,14 +47,14 @@ def test_decoding_is_timed_after_short_and_long_texts_where_the_state_is_constan
     assert drawn["n"] == N
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_decoding_is_timed_where_the_state_counts_too(tmp_path):
     mixer = "{type: flash, chunk_size: 8, key_dim: 8, overlapping: true}"
     _, (_, *found) = timed(tmp_path / "flash", "flash", mixer)
     assert [row["context"] for row in found] == [1024, 65_536] and all(row["ms_per_token"] > 0 for row in found)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_decoding_is_timed_at_the_end_of_its_capacity_where_the_state_grows(tmp_path):
     printed, (_, row) = timed(tmp_path / "transformer", "transformer_plus_plus", "{type: self_attention, heads: 2}")
     assert (row["context"], row["batch"]) == (N - 64, ROWS)

@@ -25,6 +25,7 @@ def test_the_table_has_the_best_of_the_learning_rates_and_the_best_model_first()
     ]
 
 
+@pytest.mark.full
 def test_a_system_that_is_not_there_yet_is_measured_and_one_that_is_stays(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(systems, "LENGTHS", (64, 128))  # seconds rather than minutes
     file, before = tmp_path / "found.json", {**row("wikitext2_lm/flash", {"64": 7.0, "128": 8.0}, None), "tokens": 256}

@@ -15,7 +15,7 @@ def row(config, n, ms, paper, **more):
     return first | {"unestimated_ms": 0.0} | more
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_small_configs_of_each_model_compile_for_a_v4_chip_and_rows_at_hand_are_kept(tmp_path, capsys):
     path = tmp_path / "table.json"
     sizes = ["--lengths", "256", "--tokens", "512", "--json", str(path)]

@@ -65,6 +65,7 @@ def test_a_step_is_timed_in_tensorflow(tmp_path, capsys):
     assert "flash" in capsys.readouterr().out.splitlines()[-1]
 
 
+@pytest.mark.full
 def test_an_exported_step_is_timed_without_tensorflow_and_a_wrong_one_is_not_timed(exported, tmp_path):
     right, wrong = exported
     result = str(tmp_path / "result.json")
@@ -80,6 +81,7 @@ def test_an_exported_step_is_timed_without_tensorflow_and_a_wrong_one_is_not_tim
     assert timed["median_ms"] > 0 and timed["steps"] == 10
 
 
+@pytest.mark.full
 def test_steps_of_an_exported_one_are_traced(exported, tmp_path):
     options = ["--exported", exported[0], "--steps", "10", "--trace", str(tmp_path)]
     command = [sys.executable, "-c", WITHOUT_TENSORFLOW, *options]
@@ -98,6 +100,7 @@ device.program(train_step.main)
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("allowed", "status"), [(0.1, 0), (0.0, 1)])
 def test_a_step_is_timed_in_keras_on_jax_without_tensorflow_if_its_gradients_are_right(allowed, status, tmp_path):
     result = str(tmp_path / "result.json")

@@ -30,6 +30,7 @@ def data(tmp_path_factory):
     return folder, tokenizer
 
 
+@pytest.mark.full
 def test_the_file_has_each_documents_tokens_and_an_eos_and_the_terminal_what_was_done(data):
     folder, tokenizer = data
     command = [sys.executable, "-m", "benchmarks.write_tokens", f"{folder}/mine.yaml", "train", f"{folder}/new/tokens"]

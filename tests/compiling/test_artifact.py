@@ -71,7 +71,7 @@ def as_train_does(experiment):
     return tf.function(lambda batch, at: step(batch, at), autograph=False)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16"])
 def test_the_step_compiled_whole_gives_the_losses_of_the_step_of_train(tmp_path, precision):
     sections = {"model": {"dropout": 0.2}, "optimizer": {"clip": {"scope": "replica", "norm": 0.5}}}

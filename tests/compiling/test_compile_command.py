@@ -13,7 +13,7 @@ def command(folder, *arguments):
     return runs.command(folder, "compile", runs.write(folder, model=model), *arguments)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_compile_writes_an_artifact_says_what_comes_next_and_ends_with_a_table(tmp_path):
     status, out, err = command(
         tmp_path, "--out", tmp_path / "artifact", "--check-tokens", 64, "--decode-batch", 2, "--set", "train.seed=3"
@@ -37,7 +37,7 @@ def test_compile_writes_an_artifact_says_what_comes_next_and_ends_with_a_table(t
     assert manifest.read(str(tmp_path / "artifact")).seed == 0
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_compile_for_a_topology_reports_what_the_step_would_cost_and_needs_no_folder(tmp_path):
     pytest.importorskip("libtpu")
     status, out, err = command(tmp_path, "--topology", "v5e:1x1", "--json")
@@ -47,7 +47,7 @@ def test_compile_for_a_topology_reports_what_the_step_would_cost_and_needs_no_fo
     assert err.splitlines() == ["tracing the training step for a TPU, 4 x 32 tokens", "compiling it for v5e:1x1"]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_step_too_large_for_a_chip_is_reported_named_and_status_1(tmp_path):
     pytest.importorskip("libtpu")
     n = 2**16  # 4 heads' float32 scores, in strips of a quarter of the queries: 16 GiB for the last

@@ -43,7 +43,7 @@ def large_weights(experiment):
     return made
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_exported_decoding_chooses_what_tensorflow_does_from_nothing_and_from_the_state_that_it_left(exported):
     experiment, folder = exported
     made, device, weights = manifest.read(folder), jax.devices("cpu")[0], large_weights(experiment)
@@ -64,7 +64,7 @@ def test_exported_decoding_chooses_what_tensorflow_does_from_nothing_and_from_th
     assert np.asarray(variables["position"]).tolist() == [2 * STEPS] * ROWS
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_each_entry_of_the_state_is_an_argument_that_a_result_replaces(exported):
     experiment, folder = exported
     program = manifest.read(folder).programs["decode"]
@@ -92,7 +92,7 @@ def test_decoding_of_a_bounded_model_ends_at_its_capacity(tmp_path):
         assert artifact._decoded(short, 2) == (2, runs.LENGTH) and short.capacity == runs.LENGTH
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_model_that_does_not_decode_has_no_decoding(tmp_path):
     small = {"mixer": MIXERS["gau"], "depth": 1}
     for name, model in {"masked": {"type": "masked_lm"}, "length": {"mixer": {"divisor": "length"}}}.items():

@@ -20,7 +20,7 @@ def costs(mixer, lengths):
     return [topology.analyse(experiment.trace_step(1, n).serialized) for n in lengths]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_step_of_flash_is_linear_in_the_length_from_a_thousand_tokens_to_a_million():
     lengths = 2**10, 2**15, 2**20
     found = costs(f"{{type: flash, chunk_size: 64, {SHAPE}}}", lengths)
@@ -29,7 +29,7 @@ def test_a_step_of_flash_is_linear_in_the_length_from_a_thousand_tokens_to_a_mil
         assert max(by_token) <= LINEAR * min(by_token), name
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_step_of_flash_quad_is_quadratic():
     lengths = 2**15, 2**18
     found = costs(f"{{type: gau, {SHAPE}}}", lengths)

@@ -10,6 +10,7 @@ import pytest
 from benchmarks import plot_curves, plots
 from tests.compiling import exports
 
+pytestmark = pytest.mark.full
 RATES = (1e-3, 1e-2)
 
 

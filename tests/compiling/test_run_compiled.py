@@ -74,7 +74,7 @@ def in_tensorflow(folder):
     return np.array(found)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("task", ["causal", "masked"])
 def test_training_without_tensorflow_gives_its_records_step_by_step(task, request):
     folder, (status, _, err) = request.getfixturevalue(task)
@@ -89,7 +89,7 @@ def test_training_without_tensorflow_gives_its_records_step_by_step(task, reques
     assert got[-1, columns.index("loss")] < got[0, columns.index("loss")]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("task", ["causal", "masked"])
 def test_evaluate_reads_the_weights_back_and_gets_the_runners_validation_loss(task, request):
     folder, _ = request.getfixturevalue(task)
@@ -102,7 +102,7 @@ def test_evaluate_reads_the_weights_back_and_gets_the_runners_validation_loss(ta
         assert found[figure] == pytest.approx(recorded[figure], rel=numerics.FLOAT32_RUN)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_generate_continues_a_text_with_the_weights_of_such_a_run(causal):
     folder, _ = causal
     status, out, err = runs.command(folder, "generate", folder / "run", "--prompt", "one two", "--max-new-tokens", 5)
@@ -128,7 +128,7 @@ def wait_for_lines(path, count, process):
         time.sleep(0.01)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_killed_run_goes_on_from_its_saved_state_to_the_same_losses_and_weights(causal, tmp_path):
     folder, _ = causal
     long = ["--set", "train.steps=400", "--set", "optimizer.learning_rate=0.002", "--save-every", 50]
@@ -151,7 +151,7 @@ def test_a_killed_run_goes_on_from_its_saved_state_to_the_same_losses_and_weight
     assert (kept.train.steps, kept.optimizer.learning_rate, kept.optimizer.warmup_steps) == (400, 0.002, 2)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_step_is_proved_and_timed_in_bfloat16(tmp_path):
     folder = exports.folder_of(tmp_path, "masked_lm", "train.precision=mixed_bfloat16")
     status, out, err = exports.run(folder / "artifact", "--steps", 10, "--json", tmp_path / "result.json")
@@ -166,7 +166,7 @@ def test_a_step_is_proved_and_timed_in_bfloat16(tmp_path):
     assert result["device"] == "cpu" and "jax" in result["versions"]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_step_whose_losses_are_not_tensorflows_is_not_timed(copied):
     spoil(copied, lambda values: values["check"]["losses"].__setitem__(2, values["check"]["losses"][2] * 1.01))
     status, out, err = exports.run(copied, "--steps", 10)
@@ -270,7 +270,7 @@ def test_a_device_without_memory_enough_is_said_in_one_line():
             jax.numpy.zeros(10**14, "int8").block_until_ready()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_run_that_diverges_ends_and_keeps_what_it_saved_before(causal, tmp_path):
     folder, _ = causal
     arguments = ["--set", "optimizer.learning_rate=1e30", "--save-every", 1, "--out", tmp_path]

@@ -21,6 +21,7 @@ from flash_tf.compiling.programs import Experiment
 from kernels_xla.common.accelerator import tracing_for
 from tests.numerics import LOOP_CYCLES, LOOP_FLOPS
 
+pytestmark = pytest.mark.full
 PASSES, SIZE = 8, 1024
 SQUARE = (SIZE, SIZE)
 
@@ -165,7 +166,6 @@ def test_bytes_that_hold_no_program_are_an_error():
             compiled(b"nothing")
 
 
-@pytest.mark.slow
 def test_recomputing_saves_a_tpus_memory():
     sizes = ["model.depth=4", "model.width=128", "data.sequence_length=2048", "train.tokens_per_step=2048"]
     needed = {}

@@ -12,7 +12,7 @@ from kernels_xla.common.accelerator import on_tpu, tracing_for
 from kernels_xla.common.rotary import SPEC, rotary, turns
 from kernels_xla.softmax_attention import softmax_attention
 from tests.backends import differentiate, tensors, to_numpy, value_and_gradients
-from tests.contracts.test_mixers import FEEDFORWARDS, MIXERS, B, D, N, cases, packs
+from tests.contracts.test_mixers import FEEDFORWARDS, MIXERS, B, D, N, packs, thinned
 from tests.numerics import FLOAT32, inputs, masks, relative_error
 
 ACCELERATORS = ("gpu", "tpu")
@@ -40,7 +40,7 @@ def gradients(layer, masked, shape=(B, N)):
     return [to_numpy(out), *(to_numpy(found[name]) for name in sorted(found))]
 
 
-@pytest.mark.parametrize(("cls", "case"), cases(MIXERS) + cases(FEEDFORWARDS))
+@pytest.mark.parametrize(("cls", "case"), thinned(MIXERS) + thinned(FEEDFORWARDS))
 def test_a_layer_traced_for_a_tpu_equals_the_same_traced_for_a_gpu(cls, case):
     keras.utils.set_random_seed(0)
     layer = cls(**case)

@@ -18,7 +18,24 @@ from tests.mixer_flops import forward_flops
 from tests.numerics import DEAD_GRADIENT, DEAD_ROW_SUM, FAINT
 from tests.oracles import ORACLES
 
-each_config = pytest.mark.parametrize("name", config.names())
+
+def parts_of(name):
+    """The model, the mixers and the feed-forward layer of a config."""
+    model = config.load(name).model
+    mixers = [mixer["type"] for mixer in listed(model["mixer"])]
+    return {model["type"], *mixers, (model.get("feedforward") or {}).get("type")}
+
+
+def thinned():
+    """Every config, of which the default tier takes those that bring a model or a layer that none before them has."""
+    seen, found = set(), []
+    for name in config.names():
+        found.append(pytest.param(name, marks=[pytest.mark.full] if parts_of(name) <= seen else []))
+        seen |= parts_of(name)
+    return found
+
+
+each_config = pytest.mark.parametrize("name", thinned())
 SMALL = {"width": 64, "depth": 2, "vocabulary_size": 500, "heads": 4, "key_dim": 16, "chunk_size": 16, "n": 64}
 # Weights of N(0, 0.02) are made for wide models: row sums fall with the fourth power of the width.
 MIDDLE = {**SMALL, "width": 384, "key_dim": 128, "chunk_size": 64, "n": 256}
@@ -99,7 +116,7 @@ def test_a_config_is_described_at_full_size_without_allocating_a_weight(name):
     assert all(variable._value is None for variable in model.variables)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_model_built_in_full_has_the_parameters_and_bytes_that_were_described():
     _, _, said = described("mlm_c4/flash")
     model = modelling.make_model(config.load("mlm_c4/flash"))
@@ -180,8 +197,8 @@ def dead(loaded, model):
     )
 
 
-@pytest.mark.slow
-@each_config
+@pytest.mark.full
+@pytest.mark.parametrize("name", config.names())
 def test_every_config_at_middle_size_is_alive_at_initialisation(name):
     loaded = shrunk(name, MIDDLE, "train.precision=float32")
     assert dead(loaded, made(loaded)) == []

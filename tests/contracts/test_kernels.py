@@ -24,14 +24,29 @@ def name_of(spec, case):
     return "-".join([spec.name, *(f"{k}={v}" for k, v in case.items())])
 
 
-def each(keep):
-    """Parametrizes a test by the kernels and cases that `keep`."""
-    kept = [pytest.param(*both, id=name_of(*both)) for both in CASES if keep(*both)]
-    return pytest.mark.parametrize(("spec", "case"), kept)
-
-
-def streams(spec, case):
+def can_stream(spec, case):
     return spec.stream is not None and spec.stream.supports(case)
+
+
+def chosen(kernel, streams):
+    """The case that stands for a kernel: causal if it can be, of short chunks, with as many options as there are."""
+    found = [case for spec, case in CASES if spec.name == kernel and (not streams or can_stream(spec, case))]
+    return max(found, key=lambda case: (case.get("causal", False), -case.get("chunk_size", 0), len(case)), default=None)
+
+
+CHOSEN = [(kernel, chosen(kernel, streams)) for kernel in kernels_xla.specs() for streams in (False, True)]
+
+
+def case_of(spec, case, *more, full=False):
+    """A parameter of a test: `full` unless the case stands for its kernel; on JAX, which compiles each, so are all."""
+    full = (full or keras.backend.backend() == "jax") and (spec.name, case) not in CHOSEN
+    name = "-".join([name_of(spec, case), *more])
+    return pytest.param(spec, case, *more, id=name, marks=[pytest.mark.full] if full else [])
+
+
+def each(keep, full=False):
+    """Parametrizes a test by the kernels and cases that `keep`; `full` if the default tier takes but one of each."""
+    return pytest.mark.parametrize(("spec", "case"), [case_of(*both, full=full) for both in CASES if keep(*both)])
 
 
 def optional(spec):
@@ -41,10 +56,12 @@ def optional(spec):
 
 
 every_kernel = each(lambda spec, case: True)
+one_case = each(lambda spec, case: True, full=True)
 each_chunked = each(lambda spec, case: "chunk_size" in case)
 each_causal = each(lambda spec, case: spec.tokenwise or case.get("causal"))
-each_free_of_length = each(lambda spec, case: spec.tokenwise or streams(spec, case))
-each_stream = each(streams)
+each_free_of_length = each(lambda spec, case: spec.tokenwise or can_stream(spec, case))
+each_stream = each(can_stream)
+one_stream = each(can_stream, full=True)
 each_masked = each(lambda spec, case: spec.masks)
 each_packed = each(lambda spec, case: "segment_ids" in spec.masks)
 each_with_optional = each(lambda spec, case: optional(spec))
@@ -58,12 +75,7 @@ def layouts(spec):
 
 def each_layout(*kept):
     """Parametrizes a test by the kernels, their cases, and the layouts among `kept` that they take."""
-    found = [
-        pytest.param(spec, case, layout, id=f"{name_of(spec, case)}-{layout}")
-        for spec, case in CASES
-        for layout in layouts(spec)
-        if layout in kept
-    ]
+    found = [case_of(spec, case, layout) for spec, case in CASES for layout in layouts(spec) if layout in kept]
     return pytest.mark.parametrize(("spec", "case", "layout"), found)
 
 
@@ -110,7 +122,7 @@ def test_fast_equals_the_oracle_at_any_length(spec, case):
 
 
 @each_chunked
-@pytest.mark.parametrize("ends", [0, -1], ids=["whole", "masked"])
+@pytest.mark.parametrize("ends", [pytest.param(0, id="whole", marks=pytest.mark.full), pytest.param(-1, id="masked")])
 def test_fast_equals_the_reference_over_more_than_one_group_of_chunks(spec, case, ends):
     n, layout = 2 * GROUP + 9, layouts(spec)[ends]  # sums over chunks go in groups
     arrays, masked, case = inputs(spec, b=1, n=n), masks(layout, b=1, n=n), {**case, "chunk_size": 2}
@@ -141,7 +153,8 @@ def test_far_positions_cost_bfloat16_only_the_rounding_of_the_result(spec, case)
     assert relative_error(got, ORACLES[spec.name](**rounded, **case)) < numerics.BFLOAT16
 
 
-@every_kernel
+@pytest.mark.one_backend
+@one_case
 def test_xla_compiles_to_the_same_value_and_gradients(spec, case):
     arrays, masked = inputs(spec), masks(layouts(spec)[-1])
     got = differentiate(compiled(functools.partial(spec.fast, **case)), {}, arrays, masked)
@@ -236,7 +249,7 @@ def test_packed_documents_equal_themselves_alone(spec, case):
 
 
 @each_stream
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.full)])
 def test_a_stream_in_random_pieces_equals_the_whole(spec, case, dtype):
     arrays = inputs(spec)
     exact = call(spec.reference, case, arrays, dtype="float64")
@@ -294,7 +307,8 @@ def test_rows_of_a_stream_can_be_gathered_and_go_on(spec, case):
     assert relative_error(got, call(spec.reference, case, arrays, dtype="float64")[order, 19:24]) < FLOAT32
 
 
-@each_stream
+@pytest.mark.one_backend
+@one_stream
 def test_a_step_of_a_stream_compiles_under_xla(spec, case):
     arrays = inputs(spec)
     _, state = extend(spec, case, start(spec, case, B, N), tokens(spec, arrays, 0, 19))

@@ -230,7 +230,7 @@ def step(model, layer, execution):
     return out, [to_numpy(w.value) - old for w, old in zip(model.trainable_variables, before, strict=True)]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("kind", MIXERS.names())
 def test_recomputing_changes_neither_value_nor_gradient(kind):
     cls = MIXERS.get(kind)

@@ -152,7 +152,7 @@ def test_mixed_bfloat16_keeps_float32_weights_and_close_logits(kind):
     assert relative_error(to_numpy(logits), to_numpy(model(ids))) < 2 * BFLOAT16_LAYER  # two layers
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @each_model
 def test_recomputing_changes_neither_logits_nor_gradients(kind):
     ids, found = rows_of(kind), []

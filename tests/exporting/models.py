@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
+import pytest
 import yaml
 
 from flash_tf import config
@@ -73,6 +74,11 @@ def exported(model_dir, out, **options):
     run, step = restored(model_dir)
     options = saved_model.Options(**{"new_tokens": NEW, "top_k": 3, **options})
     return run, saved_model.export(run, step, str(out), options, lambda line: None)
+
+
+def thinned(names, *kept):
+    """Parameters of a fixture, of which the default tier takes those that are `kept`."""
+    return [pytest.param(name, marks=[] if name in kept else [pytest.mark.full]) for name in names]
 
 
 @dataclasses.dataclass

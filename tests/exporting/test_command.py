@@ -60,6 +60,7 @@ def tool(code, *arguments):
     return done.stdout
 
 
+@pytest.mark.full
 def test_saved_model_cli_runs_an_export_of_ids_as_it_is_and_one_of_text_beside_tf_text(model_dir, tmp_path):
     run, _ = models.exported(model_dir, tmp_path / "ids", ids_only=True)
     models.exported(model_dir, tmp_path / "text")

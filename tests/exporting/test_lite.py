@@ -22,7 +22,7 @@ NAMES = [
 ]
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=models.thinned(NAMES, "causal-flash"))
 def converted(request, tmp_path_factory):
     """A model and the interpreter of its file."""
     folder = tmp_path_factory.mktemp("lite")

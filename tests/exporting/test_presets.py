@@ -56,7 +56,7 @@ def saved(tmp_path_factory):
     return found, folder
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
 def test_every_model_loads_in_a_new_process_on_each_backend_with_equal_outputs(saved, backend, tmp_path):
     made, folder = saved

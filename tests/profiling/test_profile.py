@@ -79,7 +79,7 @@ def slow_batches(monkeypatch):
         yield
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_step_whose_input_is_made_slowly_is_input_bound(folder, monkeypatch):
     with slow_batches(monkeypatch):
         result, _ = profile(folder, model={"depth": 1})
@@ -89,14 +89,14 @@ def test_a_step_whose_input_is_made_slowly_is_input_bound(folder, monkeypatch):
     assert "input-bound" in latency.as_text(result)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_same_with_quick_input_and_a_heavier_model_is_compute_bound(heavy):
     assert heavy["bound"] == "compute"
     assert heavy["input_share"] < latency.WAITING
     assert "compute-bound" in latency.as_text(heavy)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_total_is_the_time_on_the_clock_and_its_parts_add_up_to_it(timed):
     result, clock = timed
     steps = result["steps"]
@@ -108,7 +108,7 @@ def test_total_is_the_time_on_the_clock_and_its_parts_add_up_to_it(timed):
         assert min(step["device_ms"], step["host_ms"], step["input_ms"]) >= 0 < step["device_ms"]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_rates_follow_from_the_models_own_flops_and_the_median_step(folder):
     result, out = profile(folder, model={"type": "causal_lm", "depth": 1}, train={"jit_compile": True})
     loaded = modelling.with_masking(config.load(str(folder / "config.yaml")))
@@ -127,14 +127,14 @@ def test_rates_follow_from_the_models_own_flops_and_the_median_step(folder):
     assert trace.load([str(found)]).planes
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_memory_of_a_step_without_xla_is_what_xla_would_take(shallow):
     assert shallow["peak_bytes_by"] == "XLA, of a program not run"
     assert 4 * 16 * runs.VOCABULARY < shallow["peak_bytes"] < 64 * 2**20
     assert "had it compiled them" in latency.as_text(shallow)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_reading_and_writing_text_are_profiled_too(folder):
     causal = {"type": "causal_lm", "depth": 1}
     prompt, _ = profile(folder, "prefill", rows=3, model=causal)
@@ -151,7 +151,7 @@ def test_reading_and_writing_text_are_profiled_too(folder):
     assert written["model_flops_per_step"] / 2 == pytest.approx(a_text + runs.LENGTH * head)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_costliest_operations_are_ten_in_order_of_layers_taken_together(shallow, heavy):
     for result in (shallow, heavy):
         shares = [row["share"] for row in result["operations"]]
@@ -174,7 +174,7 @@ def replicated(folder):
     return profile(folder, steps=3, model={"depth": 1}, overrides=["strategy.type=mirrored"])[0]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_figures_of_two_replicas_are_of_a_step_and_an_operation_is_counted_once(folder, shallow):
     result = runs.in_child(replicated, folder, devices=2)
     assert (shallow["replicas"], result["replicas"]) == (1, 2)
@@ -206,7 +206,7 @@ def test_what_cannot_be_profiled_is_said_in_one_line_and_leaves_nothing(folder, 
     assert sorted(one.name for one in tmp_path.iterdir()) == ["stderr", "stdout"]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_command_prints_one_object_and_of_a_config_keeps_nothing_unless_asked(folder, tmp_path):
     path = runs.write(folder, model={"type": "causal_lm", "depth": 1})
     status, out, err = runs.command(tmp_path, "profile", path, "--mode", "prefill", "--steps", "2", "--json")

@@ -196,7 +196,7 @@ def test_checkpoints_that_cannot_be_read_are_said_to_be_damaged(copy):
     assert contents(copy) == before
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_disk_that_fills_while_saving_ends_the_run_with_a_line_and_leaves_earlier_checkpoints_whole(copy):
     before = {name: data for name, data in contents(copy / "model/checkpoints").items() if "variables" in name}
     size = max(len(data) for data in before.values())

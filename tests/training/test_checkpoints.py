@@ -98,7 +98,7 @@ def test_a_checkpoint_without_a_marker_does_not_count(run, copy):
     assert checkpoints.restore_newest(variables(run))["step"] == 6
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("damage", [truncated_data, unreadable_marker])
 def test_a_run_whose_newest_checkpoint_is_damaged_makes_it_again(run, copy, damage):
     damage(newest(copy))

@@ -36,7 +36,6 @@ def trained(tmp_path_factory):
     return found
 
 
-@pytest.mark.slow
 def test_train_prints_nothing_on_standard_output_and_only_its_own_lines_on_standard_error(trained):
     for folder, (status, out, err) in trained.values():
         assert (status, out, foreign(err)) == (0, "", [])
@@ -120,7 +119,6 @@ def interrupted(folder, number, *, after):
     return process.returncode, Path(out.name).read_text(), Path(err.name).read_text()
 
 
-@pytest.mark.slow
 def test_a_signal_saves_and_ends_with_128_plus_its_number_and_the_same_command_goes_on(tmp_path):
     runs.corpus(tmp_path)
     train = {"steps": 10**6, "steps_per_loop": 5, "checkpoint_every": 10**6}

@@ -7,7 +7,7 @@ import pytest
 from tests.training import runs
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_loss_that_is_not_a_number_stops_the_run_and_overwrites_nothing(tmp_path):
     runs.corpus(tmp_path)
     optimizer = {"learning_rate": 1.0e18, "warmup_steps": 0, "schedule": "inverse_sqrt"}

@@ -67,7 +67,7 @@ def streamed(model, prompts, steps, at=lambda step, state: state):
     return logits.argmax(-1), logits
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_batch_of_lengths_around_the_ends_of_chunks_gives_what_one_pass_says(trained):
     model, _, ids, _ = trained
     prompts = [ids[:length] for length in LENGTHS]
@@ -78,7 +78,7 @@ def test_a_batch_of_lengths_around_the_ends_of_chunks_gives_what_one_pass_says(t
     assert len({token for row in tokens.tolist() for token in row}) > 5  # it learned more than one token
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_state_that_was_saved_goes_on_as_if_it_had_not_been(trained, tmp_path):
     model, _, ids, _ = trained
 
@@ -93,7 +93,7 @@ def test_a_state_that_was_saved_goes_on_as_if_it_had_not_been(trained, tmp_path)
     assert streamed(model, prompts, STEPS, through_a_file)[0].tolist() == model.generate(prompts, STEPS)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_text_of_twenty_thousand_tokens_is_continued_as_one_pass_says(trained):
     model, _, ids, _ = trained
     prompt = ids[: 20_000 - STEPS]
@@ -125,7 +125,7 @@ def whole(model, tokenizer, text, window=None):
     return total, len(ids) - 1
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_document_of_any_length_scores_as_in_one_pass(trained):
     model, tokenizer, _, folder = trained
     text = (folder.parent / "validation.txt").read_text()
@@ -138,7 +138,7 @@ def test_a_document_of_any_length_scores_as_in_one_pass(trained):
     assert found[-1]["tokens"] > 1100  # several blocks
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["flash_quad", "transformer_plus_plus"])
 def test_a_model_with_a_cache_scores_in_windows_of_its_training(name, tmp_path):
     run, _ = loop.restore(str(train(tmp_path, MIXERS[name], 1)), runs.Lines())
@@ -149,7 +149,7 @@ def test_a_model_with_a_cache_scores_in_windows_of_its_training(name, tmp_path):
     assert row["log_likelihood"] == pytest.approx(total, rel=numerics.FLOAT32)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_commands_say_what_the_functions_give(trained, tmp_path):
     model, tokenizer, _, folder = trained
     prompt = " ".join((folder.parent / "train.txt").read_text().split()[:3])

@@ -102,7 +102,7 @@ def test_without_clipping_the_mean_over_all_tokens_is_applied(case):
     assert_equal(gradient, weighted(means(sums)))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("sections", [{"model": {"depth": 1}}, CAUSAL], ids=["masked", "causal"])
 def test_two_micro_batches_give_the_steps_of_one_batch(tmp_path, sections):
     runs.corpus(tmp_path)
@@ -122,7 +122,7 @@ def test_on_a_cpu_xla_compiles_causal_models_unless_the_config_says_otherwise(tm
     assert (uses_xla(values, CausalLM), uses_xla(values, MaskedLM)) == (causal, masked)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_step_that_xla_compiles_gives_the_losses_of_one_that_it_does_not(tmp_path):
     runs.corpus(tmp_path)
     path = runs.write(tmp_path, **CAUSAL)

@@ -23,7 +23,7 @@ def evaluation(path, model_dir):
     return loop.train(config.load(path), str(model_dir), runs.Lines())
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["masked_lm", "causal_lm"])
 def test_flash_learns_a_text_in_which_each_word_follows_from_the_one_before(tmp_path, kind):
     recite(tmp_path)

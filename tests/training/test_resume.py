@@ -24,8 +24,9 @@ def same(one, other):
     assert kept == others
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sections", [{}, CAUSAL], ids=["masked", "causal"])
+@pytest.mark.parametrize(
+    "sections", [pytest.param({}, id="masked", marks=pytest.mark.full), pytest.param(CAUSAL, id="causal")]
+)
 def test_steps_after_a_resume_equal_those_of_a_run_without_a_stop(tmp_path, sections):
     runs.corpus(tmp_path)
     model = {**sections.get("model", {}), "dropout": 0.1}
@@ -99,7 +100,7 @@ def die(path, model_dir, kind, place, occasion):
     runs.train(path, model_dir)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_run_that_is_killed_twenty_times_equals_one_that_is_not(tmp_path):
     runs.corpus(tmp_path)
     train = {"steps": 60, "keep": 1}

@@ -37,14 +37,13 @@ def single(tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_two_replicas_give_the_loss_curve_of_one_device_for_a_masked_model(single, tmp_path):
     shown = runs.in_child(runs.train, str(single / "config.yaml"), tmp_path / "two", MIRRORED, devices=2)
     assert "step 8/8" in shown
     assert_same_curve(tmp_path / "two", single / "one")
 
 
-@pytest.mark.slow
 def test_two_replicas_give_the_loss_curve_of_one_device_for_a_causal_model_of_packed_documents(tmp_path):
     path = write(tmp_path, **CAUSAL)
     one = runs.start(runs.train, path, tmp_path / "one")
@@ -53,7 +52,7 @@ def test_two_replicas_give_the_loss_curve_of_one_device_for_a_causal_model_of_pa
     assert_same_curve(tmp_path / "two", tmp_path / "one")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_checkpoint_of_one_device_goes_on_under_two_replicas_and_the_other_way_round(single, tmp_path):
     path, ways = str(single / "config.yaml"), {"up": ([], 1, [MIRRORED], 2), "down": ([MIRRORED], 2, [], 1)}
     first = [runs.start(runs.train, path, tmp_path / way, *before, devices=devices, stop_after=4)
@@ -116,7 +115,7 @@ def free_ports():
         return one.getsockname()[1], two.getsockname()[1]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_two_workers_agree_with_each_other_and_with_one_device(single, tmp_path):
     workers = ", ".join(f"localhost:{port}" for port in free_ports())
     options = [f"strategy={{type: multi_worker, workers: [{workers}], index: {index}}}" for index in (0, 1)]
