@@ -60,16 +60,16 @@ docs: $(VENV)/.installed-dev
 tpu-check: $(TPU_VENV)/.installed
 	@sh scripts/tpu_check.sh $(TPU_VENV)
 
-# The stamps are made last and depend on setup.py, so that an interrupted install is done again.
-$(VENV)/.installed: setup.py
-	@sh scripts/install.sh $(VENV) .
+# The stamps are made last and depend on pyproject.toml, so that an interrupted install is done again.
+$(VENV)/.installed: pyproject.toml
+	@sh scripts/install.sh $(VENV) ".[tensorflow]"
 	@touch $@
 
-$(VENV)/.installed-dev: setup.py
+$(VENV)/.installed-dev: pyproject.toml
 	@sh scripts/install.sh $(VENV) ".[dev]"
 	@touch $@ $(VENV)/.installed
 
-$(TPU_VENV)/.installed: setup.py requirements/tpu.txt
+$(TPU_VENV)/.installed: pyproject.toml requirements/tpu.txt
 	@sh scripts/install_tpu.sh $(TPU_VENV)
 	@touch $@
 

@@ -34,12 +34,13 @@ def _tokens(name, split, overrides, progress):
     from flash_tf import config
     from flash_tf.data.tokenizer import Tokenizer
     from flash_tf.training import build
+    from flash_tf.training.restore import check_vocabulary
 
     loaded = config.load(name, overrides)
     if loaded.data.tokenizer is None:
         raise ValueError(f"{name} has no data.tokenizer: tokens without their vocabulary are of no use")
     tokenizer = Tokenizer.load(loaded.data.tokenizer)
-    build.check_vocabulary(tokenizer, loaded.model["vocabulary_size"], loaded.data.tokenizer)
+    check_vocabulary(tokenizer, loaded.model["vocabulary_size"], loaded.data.tokenizer)
     progress.line(f"tokenising the {split} split of {name}")
     with tempfile.TemporaryDirectory() as directory:
         cache = build.make_cache(loaded, directory, tokenizer, split, progress.count)

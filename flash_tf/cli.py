@@ -45,7 +45,9 @@ def _explain(error: Exception, log: str) -> tuple[int, str]:
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-    if isinstance(error, ValueError | OSError):
+    if isinstance(error, ModuleNotFoundError):
+        text = f"this command needs {error.name}, which is not installed: pip install 'flash-tf[tensorflow]'"
+    if isinstance(error, ValueError | OSError | ImportError):
         return 1, text
     return 1, f"{type(error).__name__}: {text[:300]} (details in {log})"
 

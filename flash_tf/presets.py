@@ -2,7 +2,9 @@
 
 import importlib
 import json
+import warnings
 from pathlib import Path
+from typing import Any
 
 import keras
 
@@ -58,7 +60,19 @@ def load(cls: type, directory: str, options: dict) -> keras.Model:
     except (OSError, KeyError, ValueError) as error:
         line = " ".join(str(error).partition("List of objects")[0].split())
         raise ValueError(f"{folder / WEIGHTS} is damaged, or of another model than {CONFIG}: {line}") from error
-    if (folder / TOKENIZER).is_file():
-        # By name, because models run where there is no TensorFlow, and only those with a tokenizer need it.
-        model.tokenizer = importlib.import_module("flash_tf.data.tokenizer").Tokenizer.load(str(folder / TOKENIZER))
+    model.tokenizer = read_tokenizer(directory)
     return model
+
+
+def read_tokenizer(directory: str) -> Any:
+    """The tokenizer in a folder, or None if it has none. Where the packages that run it are missing, it warns."""
+    path = Path(directory, TOKENIZER)
+    if not path.is_file():
+        return None
+    try:  # by name: models know no data
+        tokenizer = importlib.import_module("flash_tf.data.tokenizer").Tokenizer
+    except ModuleNotFoundError as error:
+        line = f"{directory}: the model takes token ids alone, its tokenizer needs 'flash-tf[tensorflow]' ({error})"
+        warnings.warn(line, stacklevel=2)
+        return None
+    return tokenizer.load(str(path))

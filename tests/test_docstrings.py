@@ -1,4 +1,4 @@
-"""The examples in the docstrings of layers and models."""
+"""The examples in the docstrings of the public API."""
 
 import doctest
 import importlib
@@ -16,6 +16,7 @@ MODULES = [
     for package in (flash_tf.layers, flash_tf.models)
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
 ]
+OTHERS = ["flash_tf.generation.samplers", "flash_tf.loading"]
 
 
 def public_layers(module):
@@ -27,8 +28,9 @@ def public_layers(module):
     ]
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_the_examples_of_a_module_run_and_print_what_they_say(name):
+@pytest.mark.parametrize("name", MODULES + OTHERS)
+def test_the_examples_of_a_module_run_and_print_what_they_say(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # some write files
     module = importlib.import_module(name)
     globs = {**vars(flash_tf.layers), **vars(module)}
     result = doctest.testmod(module, globs=globs, optionflags=doctest.NORMALIZE_WHITESPACE)

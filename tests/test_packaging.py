@@ -1,17 +1,23 @@
 """What a user gets from a wheel."""
 
+import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+
+import flash_tf
 
 ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.full
-def test_a_wheel_brings_every_config_the_command_and_the_licence(tmp_path):
+def test_a_wheel_brings_every_config_the_command_the_types_and_the_licence(tmp_path):
+    source = tmp_path / "source"  # clean: setuptools would pack what an older build left
+    shutil.copytree(ROOT, source, symlinks=True, ignore=shutil.ignore_patterns(".*", "build", "runs", "*.egg-info"))
     build = [
         "-m",
         "pip",
@@ -21,19 +27,24 @@ def test_a_wheel_brings_every_config_the_command_and_the_licence(tmp_path):
         "--no-build-isolation",
         "--wheel-dir",
         str(tmp_path),
-        str(ROOT),
+        str(source),
     ]
     subprocess.run([sys.executable, *build], check=True)
     (wheel,) = tmp_path.glob("flash_tf-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         entry_points = next(archive.read(name).decode() for name in names if name.endswith("entry_points.txt"))
+        metadata = next(archive.read(name).decode() for name in names if name.endswith("METADATA")).splitlines()
     configs = {f"flash_tf/configs/{path.relative_to(ROOT / 'configs')}" for path in (ROOT / "configs").rglob("*.yaml")}
     assert configs and configs <= names
     assert {"kernels_xla/flash/attention.py", "flash_tf/layers/mixers/flash.py"} <= names
+    assert {"flash_tf/py.typed", "kernels_xla/py.typed"} <= names
     assert any(name.endswith("LICENSE") for name in names)
     assert not any(name.startswith("tests/") for name in names)
     assert "flash-tf = flash_tf.cli:program" in entry_points
+    needed = {Requirement(line.partition(": ")[2]) for line in metadata if line.startswith("Requires-Dist: ")}
+    assert {r.name for r in needed if r.marker is None} == {"keras", "numpy", "PyYAML"}
+    assert f"Version: {flash_tf.__version__}" in metadata and "License-Expression: Apache-2.0" in metadata
 
 
 def test_help_answers_without_importing_tensorflow():

@@ -25,7 +25,7 @@ def add_arguments(parser) -> None:
 
 def run(args, log) -> None:
     from flash_tf.exporting import saved_model
-    from flash_tf.training import loop
+    from flash_tf.training.restore import restore
 
     counts = {"new_tokens": args.max_new_tokens, "top_k": args.top_k}
     options = saved_model.Options(
@@ -38,10 +38,10 @@ def run(args, log) -> None:
     )
     saved_model.check_folder(args.out)  # before the work
     progress = log.progress()
-    restored, step = loop.restore(args.model_dir, progress, args.checkpoint)
+    restored = restore(args.model_dir, progress.line, args.checkpoint)
     wrong, kind, other = ("top_k", "causal", "masked") if restored.model.causal else ("new_tokens", "masked", "causal")
     if counts[wrong] is not None:
         option = {"top_k": "--top-k", "new_tokens": "--max-new-tokens"}[wrong]
         raise ValueError(f"{option} goes with {other} models, and that of {args.model_dir} is {kind}")
-    about = saved_model.export(restored, step, args.out, options, progress.line)
+    about = saved_model.export(restored, args.out, options, progress.line)
     show(about if args.json else saved_model.as_text(about, args.out), args.json)

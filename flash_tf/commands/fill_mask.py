@@ -12,9 +12,9 @@ def add_arguments(parser) -> None:
 
 def run(args, log) -> None:
     from flash_tf.filling import fill_mask
-    from flash_tf.training import loop
+    from flash_tf.training.restore import restore
 
-    run, _ = loop.restore(args.model_dir, log.progress())
+    run = restore(args.model_dir, log.progress().line)
     longest = run.config.data.sequence_length
     masks = fill_mask(run.model, run.tokenizer, args.text, top_k=args.top_k, max_tokens=longest)
     rows = [f"{c['probability']:6.1%}  {c['token']:<16}{c['text']}" for mask in masks for c in mask]

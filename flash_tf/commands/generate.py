@@ -23,28 +23,25 @@ def add_arguments(parser) -> None:
 
 def run(args, log) -> None:
     sampler = _sampler(args)
-    from flash_tf.training import loop
+    from flash_tf.training.restore import restore
 
-    found, _ = loop.restore(args.model_dir, log.progress())
-    if not found.model.causal:
-        raise ValueError(f"generate needs a causal language model, {args.model_dir} has a {type(found.model).__name__}")
+    model = restore(args.model_dir, log.progress().line).model
+    if not model.causal:
+        raise ValueError(f"generate needs a causal language model, {args.model_dir} has a {type(model).__name__}")
     options = (args.max_new_tokens, sampler, args.seed)
     if args.json or args.beam is not None or len(args.prompt) > 1:
-        texts = found.model.generate(args.prompt, *options)
+        texts = model.generate(args.prompt, *options)
         rows = [{"prompt": prompt, "text": text} for prompt, text in zip(args.prompt, texts, strict=True)]
         show({"texts": rows} if args.json else "\n\n".join(texts), args.json)
     else:
-        _print_live(found, args.prompt[0], options)
+        _print_live(model, args.prompt[0], options)
 
 
-def _print_live(found, prompt, options):
-    (ids,) = found.model.tokenize([prompt])
-    ids, shown = list(ids), ""
-    for tokens in found.model.stream([prompt], *options):
-        ids += tokens
-        text = found.tokenizer.decode(ids)
-        print(text[len(shown) :], end="", flush=True)  # noqa: T201
-        shown = text
+def _print_live(model, prompt, options):
+    pieces = model.stream(prompt, *options)
+    print(model.tokenizer.decode(model.tokenize([prompt])[0]), end="", flush=True)  # noqa: T201
+    for piece in pieces:
+        print(piece, end="", flush=True)  # noqa: T201
     print()  # noqa: T201
 
 

@@ -25,16 +25,16 @@ def run(args, log) -> None:
 
     pictures.check_matplotlib()
     from flash_tf.pictures import page, report
-    from flash_tf.training import loop
+    from flash_tf.training.restore import restore
 
-    run, step = loop.restore(args.model_dir, log.progress(), args.checkpoint)
+    run = restore(args.model_dir, log.progress().line, args.checkpoint)
     out = args.out or ("pictures" if "://" in args.model_dir else f"{args.model_dir}/pictures")
     page.folder(out)
     longest = run.config.data.sequence_length
     chosen = {"start": args.start, "tokens": args.tokens, "layers": args.layer}
     found = report.read(run.model, run.tokenizer, args.text, longest=longest, **chosen)
-    files = page.write(out, "inspect", found.html(f"{args.model_dir}, step {step:,}"), found.pictures)
+    files = page.write(out, "inspect", found.html(f"{args.model_dir}, step {run.step:,}"), found.pictures)
     for file in set(page.folder(out).glob("inspect_layer_*.png")) - {Path(file) for file in files}:
         file.unlink()  # of another text, or of layers that were not asked for
     text = "\n".join([found.text(), "", *files])
-    show({"step": step, **found.as_dict(), "files": files} if args.json else text, args.json)
+    show({"step": run.step, **found.as_dict(), "files": files} if args.json else text, args.json)

@@ -24,13 +24,13 @@ def run(args, log) -> None:
 
     from flash_tf.data.sources.text_files import TextFiles
     from flash_tf.scoring import score
-    from flash_tf.training import loop
+    from flash_tf.training.restore import restore
 
     if not [path for path in tf.io.gfile.glob(args.file) if not tf.io.gfile.isdir(path)]:
         raise ValueError(f"score needs a file of text, and {args.file!r} is none")
     source = TextFiles(args.file, args.file, args.documents, args.key)
     texts = (text for shard in source.shards("validation") for text in source.documents("validation", shard))
-    found, _ = loop.restore(args.model_dir, log.progress())
+    found = restore(args.model_dir, log.progress().line)
     rows = []
     for row in score(found.model, found.tokenizer, texts, found.config.data.sequence_length):
         rows.append(row | _perplexities(row))

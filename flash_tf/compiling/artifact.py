@@ -15,8 +15,9 @@ from flash_tf.compiling.manifest import CONFIG, MANIFEST, TOKENIZER, Check, Mani
 from flash_tf.compiling.programs import Experiment, TokenIds
 from flash_tf.config import Config
 from flash_tf.data.tokenizer import Tokenizer
-from flash_tf.training import build, modelling, run_directory
+from flash_tf.training import modelling, run_directory
 from flash_tf.training.loop import EVALUATED_AT_ONCE
+from flash_tf.training.restore import check_vocabulary
 from flash_tf.training.step import COLUMNS
 
 Report = Callable[[str], None]
@@ -41,7 +42,7 @@ def prepare(config: Config) -> tuple[Config, Tokenizer | TokenIds]:
     needed, place = config.model["vocabulary_size"], config.data.tokenizer
     if place is not None:
         tokenizer = Tokenizer.load(place)
-        build.check_vocabulary(tokenizer, needed, place)
+        check_vocabulary(tokenizer, needed, place)
         return config, tokenizer
     if config.masking is not None and config.masking.whole_words:
         raise ValueError("masking.whole_words needs data.tokenizer: it decides which pieces begin a word")

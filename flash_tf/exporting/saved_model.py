@@ -18,7 +18,7 @@ from flash_tf.exporting.readers import IdReader, TextReader
 from flash_tf.exporting.served import Limits, Served
 from flash_tf.registry import mixer_name
 from flash_tf.training import run_directory
-from flash_tf.training.loop import Run
+from flash_tf.training.restore import Trained
 
 EXTRA, ABOUT, LITE = "assets.extra", "export.json", "model.tflite"
 PRECISIONS = ("float32", "mixed_bfloat16", "bfloat16")
@@ -54,12 +54,11 @@ class Options:
                 raise ValueError(f"an export needs {option} of 1 or more, got {value}")
 
 
-def export(run: Run, step: int, out: str, options: Options, report: Callable[[str], None]) -> dict:
+def export(run: Trained, out: str, options: Options, report: Callable[[str], None]) -> dict:
     """Writes the model of a restored run.
 
     Args:
-      run: Of `training.loop.restore`.
-      step: Of the weights.
+      run: See `training.restore`.
       out: A folder that is new, empty or an older export, which is replaced once the new one is whole.
       options: See `Options`.
       report: Called with a line at each stage.
@@ -75,7 +74,7 @@ def export(run: Run, step: int, out: str, options: Options, report: Callable[[st
     folder.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        about = _write(run, step, made / "new", options, report)
+        about = _write(run, made / "new", options, report)
         if folder.exists():
             folder.rename(made / "old")
         (made / "new").rename(folder)
@@ -95,7 +94,7 @@ def check_folder(out: str) -> Path:
     return folder
 
 
-def served(run: Run, options: Options) -> Served:
+def served(run: Trained, options: Options) -> Served:
     """The model with its signatures, in the precision that the options ask."""
     limits = Limits(_longest(run, options), options.new_tokens, options.top_k)
     if options.top_k > run.tokenizer.vocabulary_size:
@@ -131,7 +130,7 @@ def in_precision(model: keras.Model, precision: str) -> keras.Model:
     return copy
 
 
-def _write(run, step, folder, options, report):
+def _write(run, folder, options, report):
     made = served(run, options)
     extra = folder / EXTRA
     signatures = {}
@@ -148,14 +147,14 @@ def _write(run, step, folder, options, report):
     if options.lite:
         report("converting to TensorFlow Lite")
         (folder / LITE).write_bytes(lite.convert(served(run, dataclasses.replace(options, precision="float32"))))
-    about = _about(run, step, made, options, signatures)
+    about = _about(run, made, options, signatures)
     files = (path for path in folder.rglob("*") if path.is_file())
     about["files"] = sorted([f"{EXTRA}/{ABOUT}", *(str(path.relative_to(folder)) for path in files)])
     (extra / ABOUT).write_text(json.dumps(about, indent=2) + "\n")
     return about
 
 
-def _about(run, step, made, options, signatures):
+def _about(run, made, options, signatures):
     tokenizer, source = run.tokenizer, run.config.data
     if source.tokenizer is None:
         came_from = f"trained on the training split of {source.source['type']}: the licence is that of its text"
@@ -164,7 +163,7 @@ def _about(run, step, made, options, signatures):
     return {
         "model": run.config.model["type"],
         "mixer": mixer_name(run.config.model["mixer"]),
-        "step": step,
+        "step": run.step,
         "precision": options.precision or run.config.train.precision,
         "reads": "ids" if options.ids_only else "text",
         "max_length": _longest(run, options),

@@ -3,6 +3,15 @@
 `MODELS` has those that `flash-tf train` trains, by the names that a config gives them; the others are for `fit`.
 """
 
-from flash_tf.registry import Registry
+from flash_tf import backend  # noqa: F401
+from flash_tf.models.causal_lm import CausalLM
+from flash_tf.models.classifier import Classifier
+from flash_tf.models.language_model import MODELS as MODELS
+from flash_tf.models.masked_lm import MaskedLM
+from flash_tf.models.matcher import Matcher
 
-MODELS = Registry("model", folder=__name__, common=("name", "dtype"))
+__all__ = ["CausalLM", "Classifier", "MaskedLM", "Matcher"]
+
+
+def __dir__() -> list[str]:
+    return __all__

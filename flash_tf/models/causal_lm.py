@@ -1,15 +1,17 @@
 """Next-token language model over any causal mixer."""
 
 import functools
+import itertools
 
 import keras
 from keras import ops
 
 from flash_tf.generation import Generator
 from flash_tf.layers.streaming import joined, next_positions, normalized, split
-from flash_tf.models import MODELS
-from flash_tf.models.language_model import LanguageModel, unpack
+from flash_tf.models.language_model import MODELS, LanguageModel, unpack
 from flash_tf.models.states import Layout
+
+UNSETTLED = " \t\r\n\ufffd"  # at the end of a text: the next token may make something else of them
 
 
 @MODELS.register("causal_lm")
@@ -159,13 +161,43 @@ class CausalLM(LanguageModel):
         return [self.tokenizer.decode([*a, *b]) for a, b in zip(ids, found, strict=True)] if texts else found
 
     def stream(self, prompts, max_new_tokens=64, sampler="greedy", seed=0, stop_tokens=None):
-        """The tokens of `generate`, as they come.
+        """Continues prompts as `generate` does, and gives what is new as it comes.
 
-        Yields:
-          A list with the next id of each prompt, or None for one that has ended.
+        Args:
+          prompts: As for `generate`.
+          max_new_tokens: The most tokens of a continuation.
+          sampler: As for `generate`, but no beam: its best text is known at its end only.
+          seed: The seed of what is drawn.
+          stop_tokens: As for `generate`.
+
+        Returns:
+          An iterator. For one text it yields the pieces of its continuation, which join to what `generate` adds. For a
+          list of prompts it yields lists: the next piece of each text, or the next id of each row of ids, and None for
+          one that has ended.
+
+        Raises:
+          ValueError: As for `generate`.
         """
-        ids, stop_tokens, _ = self._as_ids([prompts] if isinstance(prompts, str) else prompts, stop_tokens)
-        return self.generator.stream(ids, max_new_tokens, sampler, seed, stop_tokens)
+        if isinstance(prompts, str):
+            return (piece for (piece,) in self.stream([prompts], max_new_tokens, sampler, seed, stop_tokens))
+        ids, stop_tokens, texts = self._as_ids(prompts, stop_tokens)
+        found = self.generator.stream(ids, max_new_tokens, sampler, seed, stop_tokens)
+        return self._pieces(ids, found) if texts else found
+
+    def _pieces(self, ids, found):
+        """Lists of tokens as lists of the pieces of text that they add."""
+        rows = [list(row) for row in ids]
+        shown = [len(self.tokenizer.decode(row)) for row in rows]
+        for tokens in itertools.chain(found, [[None] * len(rows)]):
+            pieces = []
+            for i, token in enumerate(tokens):
+                rows[i] += [] if token is None else [token]
+                text = self.tokenizer.decode(rows[i])
+                settled = text if token is None else text.rstrip(UNSETTLED)
+                pieces.append(settled[shown[i] :] or (None if token is None else ""))
+                shown[i] = max(shown[i], len(settled))
+            if any(piece is not None for piece in pieces):
+                yield pieces
 
     @functools.cached_property
     def generator(self) -> Generator:

@@ -14,8 +14,9 @@ from flash_tf.layers.feedforward import FEEDFORWARDS
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero, token_positions
 from flash_tf.layers.scaled_sin import ScaledSinusoidalEmbedding
-from flash_tf.models import MODELS
-from flash_tf.registry import listed
+from flash_tf.registry import Registry, listed
+
+MODELS = Registry("model", folder="flash_tf.models", common=("name", "dtype"))
 
 
 class TokenEmbedding(keras.layers.ReversibleEmbedding):
@@ -274,6 +275,15 @@ class LanguageModel(keras.Model):
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), **options(self)}
 
+    def save_assets(self, directory: str) -> None:
+        """Writes the tokenizer, if there is one, beside the weights: Keras calls it for a `.keras` file."""
+        if self.tokenizer is not None:
+            self.tokenizer.save(f"{directory}/{presets.TOKENIZER}")
+
+    def load_assets(self, directory: str | None) -> None:
+        """Reads what `save_assets` wrote."""
+        self.tokenizer = None if directory is None else presets.read_tokenizer(directory)
+
     def save_to_preset(self, directory: str) -> None:
         """Writes the model, and its tokenizer if it has one, to a folder; see `flash_tf.presets`."""
         presets.save(self, directory)
@@ -285,7 +295,6 @@ class LanguageModel(keras.Model):
         Raises:
           ValueError: There is no preset, its files are damaged, or it is of another class.
         """
-        MODELS.names()  # registers every class for Keras
         return presets.load(cls, directory, options)
 
 

@@ -4,8 +4,7 @@ import keras
 from keras import ops
 
 from flash_tf.filling import fill_mask
-from flash_tf.models import MODELS
-from flash_tf.models.language_model import LanguageModel, unpack
+from flash_tf.models.language_model import MODELS, LanguageModel, unpack
 
 
 @MODELS.register("masked_lm")

@@ -11,4 +11,4 @@ import importlib.util
 def check_matplotlib() -> None:
     """Raises a ValueError unless matplotlib is there, which an installation without dependencies may lack."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise ValueError("pictures need matplotlib, which is not installed: pip install matplotlib")
+        raise ValueError("pictures need matplotlib, which is not installed: pip install 'flash-tf[tensorflow]'")

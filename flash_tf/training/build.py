@@ -10,6 +10,7 @@ from flash_tf.config import Config
 from flash_tf.data.sources import SOURCES
 from flash_tf.data.token_cache import TokenCache
 from flash_tf.data.tokenizer import Tokenizer
+from flash_tf.training.restore import check_vocabulary, kept_tokenizer
 from flash_tf.training.run_directory import TOKENIZER
 
 WAIT = 600  # seconds that other workers give the chief to make a tokenizer
@@ -37,21 +38,6 @@ def make_tokenizer(config: Config, model_dir: str, *, chief: bool, report: Calla
             raise ValueError(f"{path} did not come from worker 0 within {WAIT} s: is it running, with this folder?")
         time.sleep(1)
     return kept_tokenizer(config, model_dir)
-
-
-def kept_tokenizer(config: Config, model_dir: str) -> Tokenizer:
-    """The tokenizer beside the model."""
-    tokenizer = Tokenizer.load(f"{model_dir}/{TOKENIZER}")
-    check_vocabulary(tokenizer, config.model["vocabulary_size"], f"{model_dir}/{TOKENIZER}")
-    return tokenizer
-
-
-def check_vocabulary(tokenizer: Tokenizer, needed: int, where: str) -> None:
-    """Raises a ValueError unless the tokenizer is of the model's vocabulary."""
-    if tokenizer.vocabulary_size != needed:
-        raise ValueError(
-            f"model.vocabulary_size is {needed}, but the tokenizer {where} has {tokenizer.vocabulary_size} pieces"
-        )
 
 
 def _documents(config):

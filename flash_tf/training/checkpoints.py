@@ -80,7 +80,7 @@ class Checkpoints:
             reader = tf.train.load_checkpoint(f"{where}/variables")
             shapes = reader.get_variable_to_shape_map()
             stored = {name.removesuffix(SUFFIX): shape for name, shape in shapes.items() if name.endswith(SUFFIX)}
-            self._compare(where, {_key(name): v.shape.as_list() for name, v in variables.items()}, stored)
+            self._compare(where, {_key(name): list(v.shape) for name, v in variables.items()}, stored)
             values = {name: reader.get_tensor(_key(name) + SUFFIX) for name in variables}
         except (tf.errors.OpError, RuntimeError, IndexError) as error:
             raise DamagedCheckpoint(f"{where} is damaged: {str(error).splitlines()[0][:200]}") from error

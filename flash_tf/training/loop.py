@@ -13,12 +13,13 @@ import tensorflow as tf
 from flash_tf.config import Config
 from flash_tf.data.stream import EvaluationBatches, WindowStream
 from flash_tf.data.tokenizer import Tokenizer
-from flash_tf.training import actions, build, modelling, profiled, run_directory, weights
+from flash_tf.training import actions, build, modelling, profiled, run_directory
 from flash_tf.training.checkpoints import Checkpoints
 from flash_tf.training.evaluator import Evaluator, per_replica
 from flash_tf.training.objective import OBJECTIVES
 from flash_tf.training.optimizer import AdamW
 from flash_tf.training.progress import Progress, evaluation_line, peak_flops
+from flash_tf.training.restore import restore
 from flash_tf.training.step import TrainStep, uses_xla
 from flash_tf.training.strategy import device_name, is_chief, make_strategy
 from flash_tf.training.trainer import Trainer
@@ -238,42 +239,20 @@ def make_evaluator(run: Run, batch_size: int) -> Evaluator:
 
 def evaluate(model_dir: str, progress: Progress, checkpoint: str = "best") -> dict:
     """Evaluates a checkpoint of a model directory, "best" or "newest"; returns `summarize`'s result and the `step`."""
-    run, step = restore(model_dir, progress, checkpoint)
-    rows = max(1, EVALUATED_AT_ONCE // run.config.data.sequence_length)
-    return {"step": step, **make_evaluator(run, min(rows, run.config.batch_size)).evaluate(None)}
-
-
-def restore(model_dir: str, progress: Progress | None = None, checkpoint: str = "best") -> tuple[Run, int]:
-    """The run in a model directory, its `model` with the "best" or "newest" checkpoint's weights, and their step.
-
-    Where there is no checkpoint, but the weights that a run of the exported step left, it takes those.
-    """
-    config, progress = run_directory.load_config(model_dir), progress or Progress()
-    checkpoints = Checkpoints(f"{model_dir}/checkpoints", progress.line)
-    steps, exported = checkpoints.steps(), weights.step(model_dir)
-    if not steps and exported is None:
-        raise ValueError(f"{model_dir} has no checkpoint yet: `flash-tf train` saves one")
-    tokenizer = build.kept_tokenizer(config, model_dir)
+    trained = restore(model_dir, progress.line, checkpoint)
+    config = trained.config
     run = Run(
         config=config,
         model_dir=model_dir,
         progress=progress,
         strategy=tf.distribute.get_strategy(),
-        tokenizer=tokenizer,
-        objective=OBJECTIVES[config.model["type"]](config, tokenizer),
-        model=modelling.make_model(config),
-        checkpoints=checkpoints,
+        tokenizer=trained.tokenizer,
+        objective=OBJECTIVES[config.model["type"]](config, trained.tokenizer),
+        model=trained.model,
+        checkpoints=Checkpoints(f"{model_dir}/checkpoints", progress.line),
     )
-    run.model.tokenizer = tokenizer
-    held = run.weights
-    if not steps:
-        for name, value in weights.read(model_dir, {name: tuple(v.shape) for name, v in held.items()}):
-            held[name].assign(value)
-        return run, exported
-    best = checkpoints.best() if checkpoint == "best" else None
-    step = steps[-1] if best is None else best
-    checkpoints.restore(held, step)
-    return run, step
+    rows = max(1, EVALUATED_AT_ONCE // config.data.sequence_length)
+    return {"step": trained.step, **make_evaluator(run, min(rows, config.batch_size)).evaluate(None)}
 
 
 def _evaluation_steps(run) -> Iterator[int]:

@@ -10,7 +10,7 @@ import numpy as np
 from flash_tf import config
 from flash_tf.compiling import artifact
 from flash_tf.compiling.programs import Experiment
-from flash_tf.training import build
+from flash_tf.training import build, restore
 from tests.training import runs
 
 WITHOUT_TENSORFLOW = """
@@ -43,7 +43,7 @@ def token_cache(folder, split):
     """The tokens of a split of a folder's corpus."""
     experiment = config.load(str(folder / "config.yaml"))
     return build.make_cache(
-        experiment, str(folder), build.kept_tokenizer(experiment, str(folder)), split, lambda *_: None
+        experiment, str(folder), restore.kept_tokenizer(experiment, str(folder)), split, lambda *_: None
     )
 
 

@@ -19,8 +19,8 @@ from flash_tf import config
 from flash_tf.compiling import artifact, manifest
 from flash_tf.compiling.programs import Experiment
 from flash_tf.data.stream import WindowStream
-from flash_tf.training import loop
 from flash_tf.training.optimizer import learning_rate
+from flash_tf.training.restore import restore
 from tests import numerics
 from tests.compiling import exports
 from tests.training import runs
@@ -107,7 +107,7 @@ def test_generate_continues_a_text_with_the_weights_of_such_a_run(causal):
     folder, _ = causal
     status, out, err = runs.command(folder, "generate", folder / "run", "--prompt", "one two", "--max-new-tokens", 5)
     assert status == 0, err
-    model = loop.restore(str(folder / "run"))[0].model
+    model = restore(str(folder / "run")).model
     (ids,) = model.tokenizer.encode(["one two"])
     for _ in range(5):
         ids = np.append(ids, np.argmax(model(ids[None])[0, -1]))

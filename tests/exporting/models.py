@@ -11,7 +11,8 @@ from flash_tf import config
 from flash_tf.data.tokenizer import Tokenizer
 from flash_tf.exporting import saved_model
 from flash_tf.layers.mixers import MIXERS
-from flash_tf.training import loop, modelling, weights
+from flash_tf.training import modelling, weights
+from flash_tf.training.restore import Trained, restore
 from tests.contracts.test_mixers import SMALL, causal_only, defaults, never_causal
 from tests.training import runs
 
@@ -66,14 +67,14 @@ def directory(folder, section, **data):
 
 
 def restored(model_dir):
-    return loop.restore(str(model_dir), runs.Lines())
+    return restore(str(model_dir))
 
 
 def exported(model_dir, out, **options):
     """The run, and what its export says."""
-    run, step = restored(model_dir)
+    run = restored(model_dir)
     options = saved_model.Options(**{"new_tokens": NEW, "top_k": 3, **options})
-    return run, saved_model.export(run, step, str(out), options, lambda line: None)
+    return run, saved_model.export(run, str(out), options, lambda line: None)
 
 
 def thinned(names, *kept):
@@ -87,7 +88,7 @@ class Export:
 
     name: str
     folder: Path
-    run: loop.Run
+    run: Trained
     about: dict
     answers: dict
 

@@ -26,7 +26,7 @@ NAMES = [
 def converted(request, tmp_path_factory):
     """A model and the interpreter of its file."""
     folder = tmp_path_factory.mktemp("lite")
-    run, _ = models.restored(models.directory(folder, SECTIONS[request.param]))
+    run = models.restored(models.directory(folder, SECTIONS[request.param]))
     file = lite.convert(saved_model.served(run, saved_model.Options(new_tokens=models.NEW, top_k=3)))
     return run.model, tf.lite.Interpreter(model_content=file)
 
@@ -60,7 +60,7 @@ class Lacking(MaskedLM):
 
 
 def test_an_operator_that_is_missing_is_named(tmp_path):
-    run, _ = models.restored(models.directory(tmp_path, SECTIONS["masked-flash_quad"]))
+    run = models.restored(models.directory(tmp_path, SECTIONS["masked-flash_quad"]))
     run.model.__class__ = Lacking
     with pytest.raises(
         ValueError, match=re.escape("TensorFlow Lite has no operator BitwiseAnd, which this model needs")

@@ -96,5 +96,5 @@ def test_what_cannot_be_drawn_is_refused_in_one_line_and_nothing_is_written(trai
 def test_without_matplotlib_one_line_says_how_to_get_it(monkeypatch):
     pictures.check_matplotlib()
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ValueError, match="pictures need matplotlib, which is not installed: pip install matplotlib"):
+    with pytest.raises(ValueError, match="pictures need matplotlib, which is not installed: pip install 'flash-tf"):
         pictures.check_matplotlib()

@@ -8,9 +8,10 @@ import tensorflow as tf
 
 from flash_tf import config
 from flash_tf.layers import random_features
-from flash_tf.training import loop, modelling
+from flash_tf.training import modelling
 from flash_tf.training.checkpoints import MARKER, Checkpoints
 from flash_tf.training.optimizer import AdamW
+from flash_tf.training.restore import restore
 from tests.training import runs
 
 DATA, INDEX = "variables.data-00000-of-00001", "variables.index"
@@ -191,5 +192,5 @@ def test_a_weight_that_is_not_trained_stays_as_it_began_and_comes_back_from_the_
     kept = {name: x for name, x in runs.state(tmp_path / "model").items() if "directions" in name}
     assert [x.tobytes() for x in kept.values()] == [drawn.tobytes()]  # it has no slots
     monkeypatch.setattr(random_features, "orthogonal_normal", lambda *shape: np.ones(shape))  # as of another NumPy
-    run, step = loop.restore(str(tmp_path / "model"))
-    assert step == 2 and np.array_equal(run.model.mixers[0].favor.directions.numpy(), drawn)
+    run = restore(str(tmp_path / "model"))
+    assert run.step == 2 and np.array_equal(run.model.mixers[0].favor.directions.numpy(), drawn)

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from keras import ops
 
+import flash_tf
 from flash_tf.generation import decoding
 from flash_tf.generation.generator import compiled
 from flash_tf.scoring import score
-from flash_tf.training import loop
+from flash_tf.training.restore import restore
 from tests import numerics
 from tests.backends import to_numpy
 from tests.training import runs
@@ -35,9 +36,9 @@ def train(folder, mixer, steps):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = train(tmp_path_factory.mktemp("trained"), MIXERS["flash"], 40)
-    run, _ = loop.restore(str(folder), runs.Lines())
-    ids = np.concatenate(run.tokenizer.encode([(folder.parent / "train.txt").read_text()]))
-    return run.model, run.tokenizer, np.tile(ids, 20_000 // len(ids) + 1), folder
+    model = flash_tf.load(folder)
+    ids = np.concatenate(model.tokenizer.encode([(folder.parent / "train.txt").read_text()]))
+    return model, model.tokenizer, np.tile(ids, 20_000 // len(ids) + 1), folder
 
 
 def assert_said_by_one_pass(model, text, first, logits):
@@ -107,10 +108,11 @@ def test_text_goes_in_and_comes_out(trained):
     words = (folder.parent / "train.txt").read_text().split()[:4]
     text = model.generate(" ".join(words), 8)
     assert text.startswith(" ".join(words)) and len(text) > len(" ".join(words))
-    ids = list(tokenizer.encode([" ".join(words)])[0])
-    for tokens in model.stream(" ".join(words), 8):
-        ids += tokens
-    assert tokenizer.decode(ids) == text
+    pieces = list(model.stream(" ".join(words), 8))
+    assert " ".join(words) + "".join(pieces) == text and len(pieces) > 1
+    rows = list(zip(*model.stream([" ".join(words), words[0]], 8), strict=True))
+    assert " ".join(words) + "".join(piece or "" for piece in rows[0]) == text
+    assert words[0] + "".join(piece or "" for piece in rows[1]) == model.generate(words[0], 8)
 
 
 def whole(model, tokenizer, text, window=None):
@@ -141,7 +143,7 @@ def test_a_document_of_any_length_scores_as_in_one_pass(trained):
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["flash_quad", "transformer_plus_plus"])
 def test_a_model_with_a_cache_scores_in_windows_of_its_training(name, tmp_path):
-    run, _ = loop.restore(str(train(tmp_path, MIXERS[name], 1)), runs.Lines())
+    run = restore(str(train(tmp_path, MIXERS[name], 1)))
     text = " ".join([(tmp_path / "validation.txt").read_text()] * 2)
     (row,) = score(run.model, run.tokenizer, [text], 256)
     total, tokens = whole(run.model, run.tokenizer, text, 256)

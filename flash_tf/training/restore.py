@@ -1,0 +1,77 @@
+"""The model that a run left, ready for use: without data, optimizer or strategy."""
+
+import dataclasses
+from collections.abc import Callable
+
+import keras
+
+from flash_tf.config import Config
+from flash_tf.data.tokenizer import Tokenizer
+from flash_tf.training import modelling, run_directory, weights
+from flash_tf.training.checkpoints import Checkpoints
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A trained model.
+
+    Attributes:
+      config: The run's config.
+      model: The model with the weights of `step`, and its `tokenizer`.
+      tokenizer: The model's tokenizer.
+      step: The number of steps that trained the weights.
+    """
+
+    config: Config
+    model: keras.Model
+    tokenizer: Tokenizer
+    step: int
+
+
+def restore(model_dir: str, report: Callable[[str], None] = lambda line: None, checkpoint: str = "best") -> Trained:
+    """Reads the model of a run.
+
+    A directory without checkpoints may hold the weights of a run of the exported step instead.
+
+    Args:
+      model_dir: The model directory, local or gs://.
+      report: Called with a line when something needs saying.
+      checkpoint: "best", by validation loss, or "newest".
+
+    Raises:
+      ValueError: It is no model directory, has no weights, or is damaged.
+    """
+    config = run_directory.load_config(model_dir)
+    checkpoints = Checkpoints(f"{model_dir}/checkpoints", report)
+    steps, exported = checkpoints.steps(), weights.step(model_dir)
+    if not steps and exported is None:
+        raise ValueError(f"{model_dir} has no checkpoint yet: `flash-tf train` saves one")
+    tokenizer = kept_tokenizer(config, model_dir)
+    model = modelling.make_model(config)
+    model.tokenizer = tokenizer
+    held = {v.path: v for v in model.weights}
+    if steps:
+        best = checkpoints.best() if checkpoint == "best" else None
+        step = steps[-1] if best is None else best
+        checkpoints.restore(held, step)
+    else:
+        step = exported
+        for name, value in weights.read(model_dir, {name: tuple(v.shape) for name, v in held.items()}):
+            held[name].assign(value)
+    return Trained(config=config, model=model, tokenizer=tokenizer, step=step)
+
+
+def kept_tokenizer(config: Config, model_dir: str) -> Tokenizer:
+    """The tokenizer beside the model."""
+    path = f"{model_dir}/{run_directory.TOKENIZER}"
+    tokenizer = Tokenizer.load(path)
+    check_vocabulary(tokenizer, config.model["vocabulary_size"], path)
+    return tokenizer
+
+
+def check_vocabulary(tokenizer: Tokenizer, needed: int, where: str) -> None:
+    """Raises a ValueError unless the tokenizer has as many pieces as the model's vocabulary."""
+    if tokenizer.vocabulary_size != needed:
+        raise ValueError(
+            f"model.vocabulary_size is {needed}, but the tokenizer {where} has {tokenizer.vocabulary_size} pieces"
+        )
