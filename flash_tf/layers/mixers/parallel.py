@@ -42,6 +42,8 @@ class Parallel(keras.layers.Layer):
       TensorShape([2, 10, 16])
     """
 
+    gated_unit = False  # whether it contains a feed-forward part, so that a block needs no other
+
     def __init__(self, mixers: list[dict], causal: bool = False, **kwargs):
         super().__init__(**kwargs)
         if len(mixers) < 2:
