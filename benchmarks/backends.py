@@ -1,4 +1,4 @@
-"""What TensorFlow and JAX have no one name for: compiling, gradients, waiting for the device, its name."""
+"""One name for what TensorFlow and JAX do differently: compiling, gradients, waiting for the device, its name."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,10 +12,10 @@ Tensors = dict[str, Any]
 
 
 def on_jax() -> bool:
-    """Whether Keras runs on JAX; else on TensorFlow.
+    """Whether Keras runs on JAX, not on TensorFlow.
 
     Raises:
-      ValueError: On another backend.
+      ValueError: The backend is neither.
     """
     if keras.backend.backend() not in ("jax", "tensorflow"):
         raise ValueError(f"KERAS_BACKEND must be tensorflow or jax, got {keras.backend.backend()}")
@@ -49,7 +49,7 @@ def compiled(function: Callable) -> Callable:
 def with_gradients(function: Callable[..., Any]) -> Callable:
     """From `function(**arguments)`, one tensor, to `(arguments, cotangent) -> (out, gradients)`.
 
-    The gradients are of the real-valued arguments, by name; the cotangent is the gradient of a loss for `out`.
+    The gradients are by name, for real-valued arguments. The cotangent is the gradient of a loss by `out`.
     """
     differentiate = _jax_gradients if on_jax() else _tensorflow_gradients
 
@@ -91,12 +91,12 @@ def wait(result: Any) -> None:
 
 def is_out_of_memory(error: Exception) -> bool:
     """Whether the device had too little memory."""
-    text = str(error).lower()  # neither the type nor the wording is the same everywhere
+    text = str(error).lower()  # types and wordings differ between backends
     return type(error).__name__ == "ResourceExhaustedError" or "resource_exhausted" in text or "out of memory" in text
 
 
 def full_precision() -> None:
-    """Has float32 products done in float32 from now on, where a GPU would round them to TensorFloat-32."""
+    """Makes a GPU multiply float32 in full precision from now on, not in TensorFloat-32."""
     if on_jax():
         import jax
 
@@ -108,5 +108,5 @@ def full_precision() -> None:
 
 
 def tensor(x, dtype: str | None = None):
-    """A NumPy array as a tensor of the backend; a real-valued one in `dtype` if it is given."""
+    """A NumPy array as a tensor of the backend. `dtype`, if given, applies to real-valued arrays."""
     return ops.convert_to_tensor(x, dtype=dtype if x.dtype.kind == "f" else str(x.dtype))

@@ -1,10 +1,10 @@
-"""Where the time of an exported step goes on a GPU: its kernels by operations of the model, and their bytes a second.
+"""Where the time of an exported step goes on a GPU: its kernels by the model's operations, with bytes per second.
 
     python -m benchmarks.train_step --exported lm-flash-8192 --trace traces      # on the GPU, without TensorFlow
-    python -m benchmarks.breakdown traces/lm-flash-8192.xplane.pb --json breakdown.json       # where TensorFlow is
+    python -m benchmarks.breakdown traces/lm-flash-8192.xplane.pb --device "NVIDIA H200"       # with TensorFlow
 
-Bytes are those of a kernel's arguments and results: where it reads a part of them, or finds them in a cache, they are
-more than the memory gave. Kernels of all layers count together, those of fewer than --least milliseconds as others.
+Bytes are the sizes of a kernel's arguments and results. They exceed the memory traffic if the kernel reads only a part,
+or finds it in a cache. Kernels of all layers are summed. Kernels below --least milliseconds are summed as "others".
 """
 
 import argparse
@@ -17,17 +17,19 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import device
+from benchmarks import device, result_files
 
 COLUMNS, WIDTHS = ("operation", "kind", "result", "launches", "ms", "TB/s"), (58, 14, 30, 10, 10, 8)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Prints each trace's table."""
-    args = _parser().parse_args(arguments)
+    args = result_files.parse(_parser(), arguments)
     with device.libraries_in_log("breakdown"):
-        traces = {path: _sums(path) for path in args.traces}  # a wrong file is known before anything is printed
-        results = device.Results(args, "breakdown", device=args.device, packages=("tensorflow",))
+        traces = {
+            path: _sums(path) for path in args.traces
+        }  # so that a wrong file is refused before anything is printed
+        results = result_files.Results(args, "breakdown", device=args.device, packages=("tensorflow",))
     for path, kernels in traces.items():
         rows = [row for row in kernels if row["ms"] >= args.least]
         rest = [row for row in kernels if row["ms"] < args.least]
@@ -44,16 +46,18 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _sums(path) -> list[dict]:
-    """A row for each operation, the longest first: launches and milliseconds of a step, terabytes a second."""
+    """A row for each operation, the longest first: launches and milliseconds in a step, terabytes per second."""
     space = _space(path)
     program, known = _instructions(space)
-    ran = collections.defaultdict(list)  # picoseconds of each time that an instruction's kernels ran
+    ran = collections.defaultdict(list)  # the duration of each run of an instruction's kernels, in picoseconds
     for module, name, time in itertools.chain.from_iterable(map(_kernels, space.planes)):
         if module == program and name in known:
             ran[name].append(time)
     if not ran:
-        raise ValueError(f"{path} has no kernel of a program: a trace of a GPU is needed, without command buffers")
-    steps, _ = collections.Counter(map(len, ran.values())).most_common(1)[0]  # most are one kernel, once a step
+        raise ValueError(f"{path} has no kernel of a program: it needs the trace of a GPU, without command buffers")
+    steps, _ = collections.Counter(map(len, ran.values())).most_common(1)[
+        0
+    ]  # most instructions are one kernel, once a step
     sums = collections.defaultdict(lambda: np.zeros(3, np.int64))
     for name, times in ran.items():
         *what, size = known[name]
@@ -77,11 +81,11 @@ def _space(path):
     try:
         return xplane_pb2.XSpace.FromString(gzip.decompress(data) if path.endswith(".gz") else data)
     except (DecodeError, gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{path} is no trace: it needs an XSpace, as --trace writes it") from error
+        raise ValueError(f"{path} is no trace: it needs an XSpace, which --trace writes") from error
 
 
 def _instructions(space) -> tuple[str, dict[str, tuple[str, str, str, int]]]:
-    """The largest program's name, and its instructions' scopes, opcodes, results, and bytes of arguments and result."""
+    """The largest program's name, and each instruction's scope, opcode, result, and bytes of arguments and result."""
     from tensorflow.compiler.xla.service import hlo_pb2
 
     from flash_tf.profiling.operations import without_numbers
@@ -122,7 +126,7 @@ def _text(shape) -> str:
     from tensorflow.compiler.xla import xla_data_pb2
 
     if shape.tuple_shapes:
-        return _text(shape.tuple_shapes[0])  # the others of a product are its workspace, of a fusion more of the same
+        return _text(shape.tuple_shapes[0])  # a product's others are its workspace; a fusion's are alike
     name = xla_data_pb2.PrimitiveType.Name(shape.element_type).lower()
     return f"{name}[{','.join(map(str, shape.dimensions))}]"
 
@@ -130,9 +134,11 @@ def _text(shape) -> str:
 def _parser():
     parser = argparse.ArgumentParser(prog="python -m benchmarks.breakdown", description=__doc__.splitlines()[0])
     parser.add_argument("traces", nargs="+", metavar="TRACE", help="an .xplane.pb file, or one gzipped")
-    parser.add_argument("--device", default="unknown", help="that was traced, for the record")
-    parser.add_argument("--least", type=float, default=0.3, metavar="MS", help="of a line (default 0.3)")
-    device.takes_result(parser)
+    parser.add_argument("--device", default="unknown", help="the device that was traced, for the rows")
+    parser.add_argument(
+        "--least", type=float, default=0.3, metavar="MS", help="the shortest time that gets a line (default 0.3)"
+    )
+    result_files.add_options(parser)
     return parser
 
 

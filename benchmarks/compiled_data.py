@@ -16,8 +16,8 @@ FIRST = 5  # the first id of an ordinary piece, where a vocabulary begins with t
 class Stream:
     """The windows of one stream of tokens.
 
-    For training they come in an endless order: each epoch has one of its own, drawn from the seed as
-    `flash_tf.data.stream.WindowStream` draws that of a first shard, so that a split of one shard is read alike by both.
+    Training reads them endlessly, each epoch in its own order. The order is drawn from the seed as
+    `flash_tf.data.stream.WindowStream` draws it for a first shard, so both read a split of one shard alike.
 
     Args:
       tokens: The split in order, an eos after each document.
@@ -102,9 +102,9 @@ def read_tokens(path: str, vocabulary_size: int) -> np.ndarray:
 
 
 def likely_tokens(vocabulary_size: int, eos: int, seed: int, count: int) -> np.ndarray:
-    """Tokens about as frequent as those of text, int32 `[count]`: by Zipf's law, an eos after 500 or so.
+    """Tokens with frequencies like a text's, int32 `[count]`: by Zipf's law, with an eos after about 500.
 
-    The number of an embedding's rows that a batch reads, and how often it reads each, decide a part of a step's time.
+    A part of a step's time depends on how many rows of the embedding a batch reads, and how often it reads each.
     """
     rng = np.random.default_rng(seed)
     share = 1 / np.arange(1, vocabulary_size - FIRST + 1)

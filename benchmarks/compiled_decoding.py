@@ -20,11 +20,11 @@ CALLS, WARM_UP = 10, 2
 def measure(
     directory: str, manifest: Manifest, device: jax.Device, *, options: dict[str, object] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Times calls that follow on texts of each length; where the state has a capacity, those that end at it.
+    """Times calls after texts of each length, or up to the state's capacity if it has one.
 
-    A time is that of a call, from its start to its tokens, over the tokens that a row gets. The weights are at their
-    initial values, and random numbers stand where the text would have left its own. Each call goes on from the state
-    that the one before left, but for `position`, which is set back.
+    A time is the duration of a call, from its start to its tokens, divided by the tokens that a row gets. The weights
+    have their initial values, and the state has random ones. Each call continues from the state that the call before
+    left, with `position` set back.
 
     Args:
       directory: The artifact's.

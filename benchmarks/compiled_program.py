@@ -20,7 +20,7 @@ GIB = 2**30
 
 
 class DeviceMemoryError(ValueError):
-    """The device has not memory enough."""
+    """The device has too little memory."""
 
 
 class Compiled:
@@ -37,7 +37,7 @@ class Compiled:
       bytes: Of arguments, results that take over no argument's memory, and temporaries.
 
     Raises:
-      ValueError: When the file is missing, damaged or another program's, or the device has not memory enough.
+      ValueError: When the file is missing, damaged or another program's, or the device has too little memory.
     """
 
     def __init__(self, directory: str, program: Program, device: jax.Device, options: dict[str, object] | None = None):
@@ -94,7 +94,7 @@ def _load(path):
 
 @contextlib.contextmanager
 def memory_errors(device: jax.Device, what: str) -> Iterator[None]:
-    """Says in one line what needed how much memory, and how much there was."""
+    """Turns an out-of-memory error into one line: who needed how much, and how much there was."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
@@ -104,7 +104,7 @@ def memory_errors(device: jax.Device, what: str) -> Iterator[None]:
         size = f"{int(asked[1]) / GIB:,.2f} GiB more memory" if asked else "more memory"
         stats, there = device.memory_stats() or {}, ""
         if "bytes_limit" in stats:
-            there = f": {stats['bytes_limit'] / GIB:,.2f} GiB, of which {stats['bytes_in_use'] / GIB:,.2f} are taken"
+            there = f": {stats['bytes_limit'] / GIB:,.2f} GiB, {stats['bytes_in_use'] / GIB:,.2f} GiB in use"
         raise DeviceMemoryError(f"{what} needs {size} than {device.device_kind} has{there}") from error
 
 

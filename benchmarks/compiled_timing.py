@@ -21,13 +21,13 @@ WARM_UP = 3  # steps
 TRACED = 4  # steps after those
 BATCHES = 4  # different ones: on a device a batch takes the place of nothing that matters
 # Relative error of a loss, by precision. Three steps at the peak rate move a loss by tenths. On a CPU, XLA and
-# TensorFlow without it differ by 2e-7 and, with the 24 layers of FLASH, 1.7e-3; a GPU multiplies float32 as TF32, of
-# which a rounding is 5e-4.
+# TensorFlow without it differ by 2e-7, or by 1.7e-3 with the 24 layers of FLASH. A GPU multiplies float32 as TF32, with
+# a rounding error of 5e-4.
 TOLERANCE = {"float32": 1e-3, "mixed_bfloat16": 1e-2}
 
 
 class ParityError(ValueError):
-    """The program does not do on this device what TensorFlow did."""
+    """The program's losses on this device differ from TensorFlow's."""
 
 
 def prove(
@@ -52,7 +52,7 @@ def prove(
         record = check(variables, {**batch, **numbers_of_step(done, manifest.check.rate, device)})
         losses.append(float(np.asarray(record)[manifest.columns.index("loss")]))
         bar = TOLERANCE[manifest.precision]
-        if not abs(losses[-1] - want) <= bar * abs(want):  # so written, a loss that is no number fails too
+        if not abs(losses[-1] - want) <= bar * abs(want):  # written so that NaN fails too
             raise ParityError(
                 f"{directory} fails its check: loss {losses[-1]:.6f} at step {done + 1}, TensorFlow's is {want:.6f} "
                 f"(within {bar:.0e}); it is not timed"
@@ -63,7 +63,7 @@ def prove(
 def measure(
     directory: str, manifest: Manifest, device: jax.Device, *, steps: int, options: dict[str, object] | None = None
 ) -> dict[str, Any]:
-    """Proves the step, then times it on tokens about as frequent as those of text.
+    """Proves the step, then times it on tokens with frequencies like a text's.
 
     Args:
       directory: The artifact's.

@@ -44,7 +44,7 @@ class Training:
       manifest: Of the artifact.
       step: The compiled step.
       forward: The compiled evaluation, if there is a validation split.
-      device: That of both.
+      device: Where both run.
       rates: The learning rates.
       folder: Where the run is kept.
       progress: What the user sees.

@@ -1,10 +1,10 @@
-"""Times decoding one token after the other, against how much text came before: milliseconds a token, bytes of state.
+"""Times decoding token by token after texts of different lengths: milliseconds a token, bytes of state.
 
-    python -m benchmarks.decode --set model.depth=4 --set model.width=384 --json decode.json
-    python -m benchmarks.plots decode.json --out plots
+    python -m benchmarks.decode --set model.depth=4 --set model.width=384
+    python -m benchmarks.plots
 
-In TensorFlow, on the device at hand. States are filled with random numbers as if a text of that length had been read.
-All models and lengths take turns in one process, so that what else the machine does falls on all alike.
+It runs in TensorFlow on the device at hand. States are filled with random numbers, as if a text of that length had been
+read. All models and lengths take turns in one process, so that other load on the machine slows them alike.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import time
 
 import numpy as np
 
-from benchmarks import device
+from benchmarks import device, result_files
 from benchmarks.train_step import MODELS
 from flash_tf.training.progress import Progress
 
@@ -25,7 +25,7 @@ WIDTHS = (22, 9, 7, 11, 16, 11)
 
 def main(arguments: list[str] | None = None) -> int:
     """Times every model at every length."""
-    args = _parser().parse_args(arguments)
+    args = result_files.parse(_parser(), arguments)
     wrong = [f"--{n} must be 1 or more" for n in ("batch", "tokens") if getattr(args, n) < 1]
     if args.rounds < 2 or min(args.contexts) < 1 or wrong:
         raise ValueError((wrong or ["--rounds must be 2 or more, and every context 1 or more"])[0])
@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
 
         if backends.on_jax():
             raise ValueError("it times TensorFlow: unset KERAS_BACKEND")
-        results = device.Results(args, "decode", device=backends.device_name(), packages=("tensorflow", "keras"))
+        results = result_files.Results(args, "decode", device=backends.device_name(), packages=("tensorflow", "keras"))
         progress, cases = Progress(console), []
         for name, n in itertools.product(args.models, args.contexts):
             progress.line(f"compiling {name} after {n:,} tokens")
@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _case(name, n, args):
-    """A function that decodes and gives its milliseconds a token, the row that says what, and room for times."""
+    """A function that decodes and returns its milliseconds a token, the row that describes it, and an empty list."""
     import tensorflow as tf
     from keras import ops
 
@@ -90,12 +90,20 @@ def _random(rng, x):
 def _parser():
     parser = argparse.ArgumentParser(prog="python -m benchmarks.decode", description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS, metavar="MODEL")
-    parser.add_argument("--contexts", nargs="+", type=int, default=list(CONTEXTS), metavar="N", help="tokens before")
-    parser.add_argument("--batch", type=int, default=1, help="texts together (default 1)")
+    parser.add_argument(
+        "--contexts", nargs="+", type=int, default=list(CONTEXTS), metavar="N", help="tokens that came before"
+    )
+    parser.add_argument("--batch", type=int, default=1, help="texts decoded together (default 1)")
     parser.add_argument("--tokens", type=int, default=16, help="decoded in a call (default 16)")
-    parser.add_argument("--rounds", type=int, default=9, help="calls of each case, of which the median (default 9)")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the configs")
-    device.takes_result(parser)
+    parser.add_argument("--rounds", type=int, default=9, help="timed calls of each case (default 9)")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override an option of the configs; may be repeated",
+    )
+    result_files.add_options(parser)
     return parser
 
 

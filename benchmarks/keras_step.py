@@ -1,7 +1,7 @@
-"""The training step of a config's model through Keras on JAX, without TensorFlow: its attention is one kernel on a GPU.
+"""A config's training step through Keras on JAX, without TensorFlow. Attention is one kernel there on a GPU.
 
-The model, its loss and its initial distributions are those that `flash-tf train` has; AdamW is Keras's own, at the peak
-rate.
+The model, its loss and its initial distributions are the same as in `flash-tf train`. AdamW is Keras's own, at the peak
+learning rate.
 """
 
 import dataclasses
@@ -25,20 +25,20 @@ from kernels_xla.common.cross_entropy import cross_entropy
 WARM_UP, BATCHES = 3, 4  # steps; different batches
 EOS, MASK = 1, 3  # ids, as a tokenizer of the package has them
 CHECKED = 1024  # tokens
-# Worst relative error of a matrix's gradient in bfloat16: products of numbers rounded to 4e-3, through all layers. One
-# that is wrong differs by about 1. Of vectors, which are sums over all tokens, little but rounding may be left.
+# Worst relative error of a matrix's gradient in bfloat16, which rounds numbers to 4e-3, through all layers. A wrong
+# gradient is off by about 1. Vectors are left out: they are sums over all tokens, which may consist of rounding.
 GRADIENT_ERROR = 0.1
 
 
 class GradientError(ValueError):
-    """The step in its own precision does not compute what it does in float32."""
+    """The step's gradients differ from the ones in float32."""
 
 
 def measure(config: Config, steps: int) -> dict[str, Any]:
-    """Proves the gradients against those in float32, where no kernel is fused, then times whole steps.
+    """Compares the gradients with float32, where no kernel is fused, then times whole steps.
 
     Args:
-      config: Of an experiment, with its masking.
+      config: The experiment's, with its masking.
       steps: How many are timed, after the warm-up.
 
     Returns:
@@ -46,8 +46,8 @@ def measure(config: Config, steps: int) -> dict[str, Any]:
       `last_loss`, `parameters`, and `devices.timing`'s.
 
     Raises:
-      GradientError: When a gradient is wrong; nothing is timed then.
-      ValueError: For an option of training that this step does not take.
+      GradientError: A gradient is wrong. Nothing was timed.
+      ValueError: The config has a training option that this step lacks.
     """
     _check(config)
     keras.utils.set_random_seed(config.train.seed)
@@ -71,7 +71,7 @@ def measure(config: Config, steps: int) -> dict[str, Any]:
         (weights, slots), loss = run(state, fixed, batches[done % BATCHES])
         state = weights, slots
         if before is not None:
-            last = float(before)  # of the step before, while this one is at work
+            last = float(before)  # the loss of the step before, while this step runs
             ends.append(time.perf_counter())
         before = loss
     milliseconds = [1e3 * (b - a) for a, b in itertools.pairwise(ends)][-steps:]
@@ -117,7 +117,7 @@ def _optimizer(config, model):
 
 
 def _loss(model, weights, fixed, batch):
-    """The mean negative log-likelihood, as `flash_tf.training.objective` has it."""
+    """The mean negative log-likelihood, as in `flash_tf.training.objective`."""
     variables = [*zip(model.trainable_variables, weights, strict=True)]
     variables += zip(model.non_trainable_variables, fixed, strict=True)
     with keras.StatelessScope(state_mapping=variables):
@@ -141,7 +141,7 @@ def _batch(config, rows, seed):
 
 
 def _gradient_error(config, model):
-    """The worst relative error of a matrix's gradient, over `CHECKED` tokens or one sequence of more."""
+    """The worst relative error of a matrix's gradient, over `CHECKED` tokens, or one sequence if it is longer."""
     batch = _batch(config, max(1, CHECKED // config.data.sequence_length), config.train.seed)
     weights = [v.value for v in model.trainable_variables]
     fixed = [v.value for v in model.non_trainable_variables]
@@ -152,7 +152,7 @@ def _gradient_error(config, model):
     pairs = zip(model.trainable_variables, gradients(model), right, strict=True)
     errors = {v.path: _relative(found, wanted) for v, found, wanted in pairs if len(v.shape) > 1}
     name = worst(errors)
-    if not errors[name] < GRADIENT_ERROR:  # so written, one that is no number fails too
+    if not errors[name] < GRADIENT_ERROR:  # written so that NaN fails too
         raise GradientError(
             f"the gradient of {name} differs from float32's by {errors[name]:.2g}, more than {GRADIENT_ERROR}"
         )
@@ -160,7 +160,7 @@ def _gradient_error(config, model):
 
 
 def worst(errors: dict[str, float]) -> str:
-    """The name of the largest error; of one that is no number, where there is one."""
+    """The name of the largest error; NaN counts as the largest."""
     return max(errors, key=lambda name: math.inf if math.isnan(errors[name]) else errors[name])
 
 

@@ -1,11 +1,10 @@
-"""Times every kernel, forward alone and with its gradients, after checking that it equals its reference.
+"""Times every kernel, forward alone and with its gradients, after comparing it with its reference.
 
-    python -m benchmarks.kernels --json benchmarks/results/kernels.json
+    python -m benchmarks.kernels
     KERAS_BACKEND=jax python -m benchmarks.kernels --kernel flash --tokens 4096
     python -m benchmarks.kernels --kernel linear --vary form chunks cumsum matmul
 
-Kernels are found as the contract tests find them. A kernel that differs from its reference is not timed: a wrong
-result has no speed.
+The kernels are the ones that the contract tests find. A kernel that differs from its reference is not timed.
 """
 
 import argparse
@@ -17,7 +16,7 @@ import time
 import numpy as np
 import yaml
 
-from benchmarks import device
+from benchmarks import device, result_files
 
 LENGTHS = (512, 2048, 8192)
 # FLASH of width 768: one head of key width 128 and value width 2 x 768.
@@ -51,8 +50,8 @@ WIDTHS = (14, 20, 8, 7, 11, 12, 10, 10)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Times the kernels; returns 1 when one is wrong."""
-    args = _parser().parse_args(arguments)
+    """Times the kernels; returns 1 if one is wrong."""
+    args = result_files.parse(_parser(), arguments)
     if args.repeats < 2:
         raise ValueError(f"--repeats must be 2 or more, for a median, got {args.repeats}")
     for n in args.lengths:
@@ -68,7 +67,7 @@ def _run(args):
     specs = kernels_xla.specs()
     if unknown := set(args.kernel or specs) - specs.keys():
         raise ValueError(f"no kernel is called {', '.join(sorted(unknown))}; there are {', '.join(specs)}")
-    results = device.Results(
+    results = result_files.Results(
         args,
         "kernels",
         device=backends.device_name(),
@@ -88,7 +87,7 @@ def _run(args):
 
 
 def varied(spec, vary) -> list:
-    """The kernel once for each value of an option, `[name, value, ...]` as written, or as it is where that is None."""
+    """The kernel once for each value of an option, given as `[name, value, ...]`; unchanged if `vary` is None."""
     if vary is None:
         return [spec]
     name, *values = vary
@@ -98,7 +97,7 @@ def varied(spec, vary) -> list:
 
 
 def measure(spec, args):
-    """The rows of one kernel: at each length and pass, or one that says how it is wrong."""
+    """The rows of one kernel, one for each length and pass; or a single row that says how the kernel is wrong."""
     from benchmarks import backends
 
     error, where = parity(spec)
@@ -124,14 +123,14 @@ def measure(spec, args):
 
 
 def _timed(spec, sizes, inputs, backward, args):
-    """Compile time, median and quartiles, achieved FLOP/s; a pass back counts as two forward."""
+    """Compile time, median and quartiles, achieved FLOP/s. A backward pass counts as two forward passes."""
     from benchmarks import backends
 
     function = functools.partial(spec.fast, **spec.timed)
     forward = backends.compiled(lambda inputs: function(**inputs))
     if backward:
         both = backends.compiled(backends.with_gradients(function))
-        cotangent = forward(inputs)  # any tensor of that shape will do
+        cotangent = forward(inputs)  # any tensor of this shape serves
         run = functools.partial(both, inputs, cotangent)
     else:
         run = functools.partial(forward, inputs)
@@ -156,10 +155,10 @@ def _seconds(run, repeats):
 
 
 def parity(spec) -> tuple[float, str]:
-    """The largest error of the kernel against its reference, and of what: value or gradient, in which case.
+    """The kernel's largest error against its reference, and where: in the value or in a gradient, and in which case.
 
-    Every case that the kernel names, as it runs; the case that is timed, as XLA compiles it. In float32, small, over
-    more than two chunks.
+    It checks every case that the kernel names, uncompiled, and the timed case, compiled by XLA. Inputs are small, in
+    float32, and longer than two chunks.
     """
     checks = [(case, False) for case in spec.cases] + [(spec.timed, True)]
     return max((_difference(spec, case, compile_it) for case, compile_it in checks), key=lambda found: found[0])
@@ -188,7 +187,7 @@ def _value_and_gradients(function, case, inputs, cotangent, compile_it):
 
 
 def relative_error(got, want) -> float:
-    """Root-mean-square error over root-mean-square of `want`; infinite unless both are finite and of one shape."""
+    """The RMS of the error over the RMS of `want`; infinite unless both are finite and have one shape."""
     got, want = np.asarray(got, "float64"), np.asarray(want, "float64")
     if got.shape != want.shape or not (np.isfinite(got).all() and np.isfinite(want).all()):
         return float("inf")
@@ -196,9 +195,9 @@ def relative_error(got, want) -> float:
 
 
 def draw(spec, sizes) -> dict[str, np.ndarray]:
-    """Float32 arrays of the axes that a kernel declares, int32 positions.
+    """A float32 array for each input that a kernel declares; positions are int32.
 
-    Numbers are normal, of parameters a tenth as large, or even over the range that the kernel says they have.
+    Numbers are uniform over the range that the kernel declares, else normal. Parameters are a tenth as large.
     """
     rng = np.random.default_rng(0)
 
@@ -207,7 +206,7 @@ def draw(spec, sizes) -> dict[str, np.ndarray]:
             return np.broadcast_to(np.arange(sizes["n"], dtype="int32"), (sizes["b"], sizes["n"]))
         if name in spec.ranges:
             return rng.uniform(*spec.ranges[name], [sizes[axis] for axis in axes]).astype("float32")
-        size = np.float32(1 if "n" in axes else 0.1)  # a large negative bias would silence all of relu²
+        size = np.float32(1 if "n" in axes else 0.1)  # a large negative bias would turn relu² into zeros
         return size * np.asarray(rng.standard_normal([sizes[axis] for axis in axes], "float32"))
 
     return {name: one(name, axes) for name, axes in spec.inputs.items()}
@@ -233,12 +232,14 @@ def _line(row):
 def _parser():
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels", description=__doc__.splitlines()[0])
     parser.add_argument("--kernel", nargs="+", metavar="NAME", help="all by default")
-    vary = "an option of the kernels and values for it, each of which is timed: form chunks cumsum matmul"
+    vary = "an option of the kernels, and the values to time: form chunks cumsum matmul"
     parser.add_argument("--vary", nargs="+", metavar=("NAME", "VALUE"), help=vary)
     device.takes_sizes(parser, LENGTHS)
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of what is timed")
-    parser.add_argument("--repeats", type=int, default=10, help="of each timing (default 10)")
-    device.takes_result(parser)
+    parser.add_argument(
+        "--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="dtype of the timed inputs"
+    )
+    parser.add_argument("--repeats", type=int, default=10, help="runs of each timing (default 10)")
+    result_files.add_options(parser)
     return parser
 
 

@@ -1,10 +1,10 @@
 """Trains exported steps on one token file: a sweep of learning rates, then the best one for longer.
 
     python -m benchmarks.learning lm_flash lm_flash_quad --tokens train.npy --validation validation.npy --out runs \
-        --learning-rates 5e-4 1e-3 2e-3 --json learning.json
+        --learning-rates 5e-4 1e-3 2e-3
 
-Each artifact is compiled once. A sweep's run goes over the tokens once, the last one `--passes` times; both warm up and
-decay as the config says, over their own length. Needs NumPy and JAX, and no TensorFlow.
+Each artifact is compiled once. Each run of the sweep reads the tokens once. The best learning rate then reads them
+`--passes` times. Each run warms up and decays over its own length, as the config says. It needs NumPy and JAX alone.
 """
 
 import argparse
@@ -14,16 +14,17 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import device as devices
+from benchmarks import result_files
 from benchmarks.run_compiled import option
 from flash_tf.compiling import manifest as manifests
 from flash_tf.training.progress import Progress
 
-POINTS = 200  # of a training curve that are kept, each the mean of the steps around it
+POINTS = 100  # kept of a training curve, each the mean of the steps since the last
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs it; returns the exit status."""
-    args = _parser().parse_args(arguments)
+    args = result_files.parse(_parser(), arguments)
     artifacts = {path: manifests.read(path) for path in args.artifacts}
     options = dict(option(text) for text in args.xla_option)
     with devices.libraries_in_log("learning") as console:
@@ -31,7 +32,8 @@ def main(arguments: list[str] | None = None) -> int:
 
         jax.config.update("jax_enable_x64", True)  # TensorFlow counts steps in int64
         device, progress = jax.devices()[0], Progress(console)
-        results = devices.Results(args, "learning", device=device.device_kind, packages=("jax", "jaxlib", "numpy"))
+        packages = ("jax", "jaxlib", "numpy")
+        results = result_files.Results(args, "learning", device=device.device_kind, packages=packages)
         for path, artifact in artifacts.items():
             learner = _Learner(path, artifact, args, device, options, progress)
             for rate in args.learning_rates:
@@ -62,7 +64,7 @@ class _Learner:
             raise ValueError(f"a pass needs two steps, {needed:,} tokens; {args.tokens} has {tokens:,}")
         self._about = {name: fingerprint(x) for name, x in splits.items()}
         self._streams = {name: Stream(x, artifact, keep_partial=name != "tokens") for name, x in splits.items()}
-        for rate in args.learning_rates:  # what cannot begin says so before minutes of compiling
+        for rate in args.learning_rates:  # so that a run that cannot begin fails before minutes of compiling
             self._open(rate, 1)
         progress.line(f"compiling {path} for {device.device_kind}")
         with memory_errors(device, path):
@@ -72,7 +74,7 @@ class _Learner:
             )
 
     def train(self, rate: float, passes: int) -> dict:
-        """One run; returns its record, or where the loss became no number what the run said."""
+        """One run; returns its row. If the loss became NaN or infinite, the row has the error."""
         from benchmarks.compiled_program import memory_errors
         from benchmarks.compiled_run import LOSSES
         from benchmarks.compiled_training import DivergenceError, Plan, Training
@@ -123,26 +125,29 @@ class _Learner:
 
 
 def _thinned(rows):
-    """Means of the loss over equal parts of a run."""
+    """A run's curve as columns: the last step of each of equal parts, its seconds, and the part's mean loss."""
     parts = np.array_split(np.arange(len(rows)), min(POINTS, len(rows)))
     last = [rows[part[-1]] for part in parts]
-    means = [float(np.mean([rows[i]["loss"] for i in part])) for part in parts]
-    return [{"step": row["step"], "seconds": row["seconds"], "loss": mean}
-            for row, mean in zip(last, means, strict=True)]  # fmt: skip
+    means = [round(float(np.mean([rows[i]["loss"] for i in part])), 6) for part in parts]
+    return {"step": [row["step"] for row in last], "seconds": [row["seconds"] for row in last], "loss": means}
 
 
 def _parser():
     parser = argparse.ArgumentParser(prog="python -m benchmarks.learning", description=__doc__.splitlines()[0])
-    parser.add_argument("artifacts", nargs="+", metavar="ARTIFACT", help="what `flash-tf compile --out` wrote")
+    parser.add_argument("artifacts", nargs="+", metavar="ARTIFACT", help="a folder that `flash-tf compile --out` wrote")
     parser.add_argument("--tokens", required=True, metavar="FILE.npy", help="the training split")
     parser.add_argument("--validation", required=True, metavar="FILE.npy", help="the validation split")
-    parser.add_argument("--out", required=True, metavar="DIR", help="where the runs are kept, a folder each")
+    parser.add_argument("--out", required=True, metavar="DIR", help="keep the runs here, one folder for each")
     parser.add_argument("--learning-rates", type=float, nargs="+", default=[5e-4, 1e-3, 2e-3], metavar="RATE")
-    parser.add_argument("--passes", type=int, default=4, help="of the last run, over the tokens (default 4)")
+    parser.add_argument("--passes", type=int, default=4, help="times that the last run reads the tokens (default 4)")
     parser.add_argument(
-        "--xla-option", action="append", default=[], metavar="NAME=VALUE", help="of XLA's compiler; may be repeated"
+        "--xla-option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an option of XLA's compiler; may be repeated",
     )
-    devices.takes_result(parser)
+    result_files.add_options(parser)
     return parser
 
 

@@ -1,20 +1,19 @@
-"""Trains small classifiers of long texts, byte by byte, as the Long-Range Arena does: the accuracy of each system.
+"""Trains small classifiers of long texts, byte by byte, as the Long-Range Arena does: accuracy of each system.
 
-    python -m benchmarks.long_range reviews --systems transformer transnormer_t2 --json table.json
-    python -m benchmarks.long_range citations --task retrieval --systems flash --json table.json
+    python -m benchmarks.long_range reviews --systems transformer transnormer_t2
+    python -m benchmarks.long_range citations --task retrieval --systems flash
 
-The folder has one folder a class, with a file for each text: its bytes are the tokens. Of Text they are letters, of
-ListOps one for each symbol, of Image and Pathfinder the gray of each pixel. Of Retrieval a text is a pair of files,
-NAME.1.txt and NAME.2.txt. A tenth of them, by the hash of their names, is held out. The arena's own data are not read:
-IMDb's reviews in such folders are its Text.
+The data folder has one folder for each class, with one file for each text. The bytes of a file are its tokens: letters
+in Text, symbols in ListOps, gray values of pixels in Image and Pathfinder. In Retrieval a text is a pair of files,
+NAME.1.txt and NAME.2.txt. A tenth of the texts, chosen by the hash of their names, is held out. The arena's own files
+are not read: put IMDb's reviews into such folders for Text.
 
-Systems are the rows of TransNormer's Table 6, named as `flash-tf list` names them; `long_range.yaml` says what they
-are, and each task's length, batch and learning rate. Protocol: Adam with a linear decay, 50,000 steps. Rows that the
-result file has, of this task or another, are kept.
+Systems are the rows of TransNormer's Table 6, named as in `flash-tf list`. `long_range.yaml` defines them, and each
+task's length, batch and learning rate. Protocol: Adam with a linear decay, 50,000 steps. A system that has a row of
+this commit, device and setting is not trained again, so the command may be stopped and started again.
 """
 
 import argparse
-import itertools
 import math
 import time
 import zlib
@@ -23,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from benchmarks import device
+from benchmarks import device, result_files
 from benchmarks.systems import OF_LENGTH
 from flash_tf.registry import hint
 from flash_tf.training.progress import Progress, duration
@@ -35,57 +34,44 @@ COLUMNS, WIDTHS = ("task", "system", "parameters", "accuracy", "of", "ms a step"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Trains each system that the file lacks, and prints the table."""
-    args = _checked(_parser().parse_args(arguments))
+    """Trains each system that the file lacks, and prints the table of this commit."""
+    args = _checked(result_files.parse(_parser(), arguments))
     data = Texts(args.data, args.length, pairs=args.task == PAIRED)
     with device.libraries_in_log("long_range") as console:
         from benchmarks import backends
 
         packages = ("tensorflow", "keras", "numpy")
         where = backends.device_name()
-        before, asked = device.kept(args.json, where), {name: getattr(args, name) for name in SETTINGS}
-        done = _done(before, asked, args)
-        results = device.Results(args, "long_range", device=where, packages=packages, rows=before)
+        asked = {"task": args.task, **{name: getattr(args, name) for name in SETTINGS}}
+        results = result_files.Results(args, "long_range", device=where, packages=packages)
         progress = Progress(console)
         progress.line(f"{args.data}: {data}")
         for system in args.systems:
-            if system not in done:
+            if not results.has(system=system, **asked):
                 progress.line(f"{system}: {args.steps:,} steps of {args.batch}, at most {args.length:,} bytes a text")
-                results.add({"task": args.task, "system": system, **asked, **_train(system, data, args, progress)})
+                results.add({"system": system, **asked, **_train(system, data, args, progress)})
         print(device.table_line(COLUMNS, WIDTHS))
-        for row in results.rows:
+        for row in [*results.before, *results.rows]:
             cells = (row["task"], row["system"].rjust(WIDTHS[1]), f"{row['parameters']:,}", f"{row['accuracy']:.1%}")
             print(device.table_line((*cells, f"{row['held_out']:,}", f"{row['ms_per_step']:.0f}"), WIDTHS))
     return 0
 
 
-def _done(before, asked, args):
-    """The systems that have a row of the task, each of which must be as it is asked for now."""
-    own = [row for row in before if row["task"] == args.task]
-    for row, name in itertools.product(own, SETTINGS):
-        if row.get(name) != asked[name]:
-            option = name.replace("_", "-")
-            raise ValueError(
-                f"{args.json} has {row['system']} of --{option} {row.get(name)}, not {asked[name]}: name another file"
-            )
-    return {row["system"] for row in own}
-
-
 class Texts:
-    """Labelled texts, or pairs of them, as bytes cut to one length; a tenth is held out.
+    """Labelled texts, or pairs of texts, as bytes cut to one length. A tenth is held out.
 
     Args:
-      folder: With a folder for each class.
-      length: The most bytes of a text that are read.
-      pairs: Whether two files, `NAME.1.txt` and `NAME.2.txt`, are an example; else each file is. Any ending will do.
+      folder: Holds a folder for each class.
+      length: At most this many bytes of a text are read.
+      pairs: Whether two files, `NAME.1.txt` and `NAME.2.txt`, are one example. Any suffix may replace `.txt`.
 
     Attributes:
-      classes: Their names, sorted.
-      labels: Of each example, its class's index.
+      classes: Names of the classes, sorted.
+      labels: The index of each example's class, int32 [examples].
       train, held_out: Indices of examples.
 
     Raises:
-      ValueError: There are fewer than two classes with files, a file is empty or of no pair, or none is held out.
+      ValueError: Fewer than two classes have files, a file is empty or has no partner, or no text is held out.
     """
 
     def __init__(self, folder: str, length: int, pairs: bool = False):
@@ -110,11 +96,11 @@ class Texts:
         commonest = np.bincount(self.labels[self.held_out]).max() / len(self.held_out)
         return (
             f"{len(self.train):,} to train on, {len(self.held_out):,} held out; "
-            f"{len(self.classes)} classes, of which the commonest has {commonest:.1%} of those held out"
+            f"{len(self.classes)} classes; the commonest has {commonest:.1%} of the held-out texts"
         )
 
     def batch(self, rows):
-        """`(inputs, labels)` of examples, inputs as `Classifier`, or of pairs `Matcher`, takes them."""
+        """The examples' `(inputs, labels)`; the inputs fit `Classifier`, or `Matcher` for pairs."""
         real = np.arange(self._bytes.shape[-1]) < self._lengths[rows][..., None]
         one = 0 if self._bytes.shape[1] == 1 else slice(None)
         inputs = {"token_ids": self._bytes[rows].astype("int32")[:, one], "padding_mask": real[:, one]}
@@ -122,14 +108,14 @@ class Texts:
 
 
 def _examples(folder, pairs):
-    """The files of each example of a class, one or two."""
+    """A class's examples, each a tuple of one file or two."""
     files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
     if not pairs:
         return [(file,) for file in files]
     firsts = [file for file in files if file.stem.endswith(".1")]
     found = [(file, file.with_name(f"{file.stem[:-1]}2{file.suffix}")) for file in firsts]
     if odd := sorted({*files} ^ {file for pair in found for file in pair}):
-        wrong = "is of no pair" if odd[0] in files else "is not there"
+        wrong = "has no partner" if odd[0] in files else "is missing"
         raise ValueError(f"{folder} needs pairs of files, NAME.1.txt and NAME.2.txt: {odd[0].name} {wrong}")
     return found
 
@@ -138,7 +124,7 @@ def _start(file, length):
     with file.open("rb") as opened:
         text = opened.read(length)
     if not text:
-        raise ValueError(f"{file} is empty: a text needs a byte or more")
+        raise ValueError(f"{file} is empty: a text needs at least one byte")
     return text
 
 
@@ -152,7 +138,7 @@ def _train(system, data, args, progress):
     model.compile(keras.optimizers.Adam(rate), loss, metrics=["accuracy"])
     draw = np.random.default_rng(args.seed)
     shown = start = None
-    lately = []  # of each step since the last line, for Keras tells of one step alone
+    lately = []  # the metrics of each step since the last line, as Keras returns them for one step at a time
     for step in range(1, args.steps + 1):
         lately.append(model.train_on_batch(*data.batch(draw.choice(data.train, args.batch))))
         if step == 1:
@@ -177,7 +163,7 @@ def _train(system, data, args, progress):
 
 
 def make(system: str, classes: int, length: int, pairs: bool = False):
-    """A row's model for texts of at most `length` bytes: a `Classifier`, or of pairs a `Matcher`."""
+    """A system's model for texts of at most `length` bytes: a `Classifier`, or a `Matcher` for pairs."""
     from flash_tf.models.classifier import Classifier
     from flash_tf.models.language_model import listed
     from flash_tf.models.matcher import Matcher
@@ -189,7 +175,7 @@ def make(system: str, classes: int, length: int, pairs: bool = False):
 
 
 def _checked(args):
-    """The arguments, with the task's sizes where none is given."""
+    """The arguments, with the task's sizes as defaults."""
     for name, value in TABLE["tasks"][args.task].items():
         if getattr(args, name) is None:
             setattr(args, name, value)
@@ -203,15 +189,19 @@ def _checked(args):
 
 def _parser():
     parser = argparse.ArgumentParser(prog="python -m benchmarks.long_range", description=__doc__.splitlines()[0])
-    parser.add_argument("data", metavar="DIR", help="a folder of files for each class")
+    parser.add_argument("data", metavar="DIR", help="holds a folder of files for each class")
     parser.add_argument("--systems", nargs="+", default=["transformer", "flash"], metavar="SYSTEM")
-    parser.add_argument("--task", choices=TABLE["tasks"], default="text", help="whose sizes to take (default text)")
-    parser.add_argument("--length", type=int, metavar="BYTES", help="of a text (default: the task's)")
-    parser.add_argument("--steps", type=int, default=50_000, help="of training (default 50,000)")
-    parser.add_argument("--batch", type=int, metavar="TEXTS", help="of a step (default: the task's)")
-    parser.add_argument("--learning-rate", type=float, metavar="RATE", help="at first (default: the task's)")
+    parser.add_argument(
+        "--task", choices=TABLE["tasks"], default="text", help="the task whose sizes are used (default text)"
+    )
+    parser.add_argument("--length", type=int, metavar="BYTES", help="of a text, at most (default: the task's)")
+    parser.add_argument("--steps", type=int, default=50_000, help="training steps (default 50,000)")
+    parser.add_argument("--batch", type=int, metavar="TEXTS", help="texts in a step (default: the task's)")
+    parser.add_argument(
+        "--learning-rate", type=float, metavar="RATE", help="initial learning rate (default: the task's)"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    device.takes_result(parser)
+    result_files.add_options(parser)
     return parser
 
 

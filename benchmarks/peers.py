@@ -1,26 +1,26 @@
-"""Times the training step of public peers in PyTorch on a CUDA GPU, at the sizes of ours. Needs torch alone.
+"""Times the training step of public peers in PyTorch on a CUDA GPU, at the sizes of our models. It needs torch alone.
 
-    python -m benchmarks.peers --json benchmarks/results/peers.json
+    python -m benchmarks.peers
     python -m benchmarks.peers --tasks lm --lengths 8192 --attention flash
 
 The Transformer++ has 12 blocks of width 768 with 12 heads, rotary positions, a gated linear unit of 2,048 and a tied
-head over 32,000 tokens: 110 M parameters. torch.compile compiles it for the one shape: the block once, for all twelve,
-which takes seconds where `--compile whole` takes minutes over all lengths. Attention is scaled_dot_product_attention,
-weights are float32 under bfloat16 autocast, the optimizer is fused AdamW after clipping by the global norm. Tokens a
-step are fixed, whatever the length.
+head over 32,000 tokens: 110 M parameters. torch.compile compiles the block once for all twelve, which takes seconds;
+`--compile whole` compiles the whole model, which takes minutes. Attention is scaled_dot_product_attention. Weights are
+float32 under bfloat16 autocast. The optimizer is fused AdamW after clipping by the global norm. The number of tokens a
+step stays the same at each length.
 """
 
 import argparse
 import importlib.util
 
-from benchmarks import device
+from benchmarks import device, result_files
 
 WIDTH, HEADS, BLOCKS, HIDDEN, VOCABULARY = 768, 12, 12, 2048, 32_000
 MASKED = 0.15  # share of positions that a masked model predicts
 TASKS = {  # name -> causal, share of positions on which the head runs
     "lm": (True, 1.0),
     "mlm": (False, MASKED),
-    "mlm_full_head": (False, 1.0),  # as models run that do not gather what they predict
+    "mlm_full_head": (False, 1.0),  # as in models that do not gather the predicted positions
 }
 COLUMNS = ("task", "n", "batch", "compile s", "median ms", "ktok/s", "TFLOP/s", "MFU", "peak GiB")
 WIDTHS = (15, 8, 7, 11, 11, 9, 9, 8, 10)
@@ -42,7 +42,7 @@ def training_flops(n: int, task: str) -> int:
 def main(arguments: list[str] | None = None) -> int:
     """Times every task at every length; returns the exit status."""
     parser = _parser()
-    args = parser.parse_args(arguments)
+    args = result_files.parse(parser, arguments)
     if args.steps < 10:
         raise ValueError(f"--steps must be 10 or more, for a median, got {args.steps}")
     for n in args.lengths:
@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
         _check_gla(parser, args)
     from benchmarks import peers_torch
 
-    results = device.Results(
+    results = result_files.Results(
         args,
         "peers",
         device=peers_torch.device_name(),
@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _check_gla(parser, args):
-    """GLA is causal, and its kernels are what they are: options of the Transformer++ do not go with it."""
+    """GLA is causal and brings its own kernels, so options of the Transformer++ do not go with it."""
     if args.tasks == parser.get_default("tasks"):
         args.tasks = ["lm"]
     for name, value in {"tasks": ["lm"], "attention": "default", "compile": "blocks"}.items():
@@ -108,7 +108,7 @@ def _parser():
     parser.add_argument(
         "--compile", choices=("blocks", "whole"), default="blocks", help="what torch.compile takes at once"
     )
-    device.takes_result(parser)
+    result_files.add_options(parser)
     return parser
 
 

@@ -49,7 +49,7 @@ class TransformerPlusPlus(nn.Module):
         self.blocks = nn.ModuleList(Block(causal) for _ in range(BLOCKS))
 
     def forward(self, tokens, positions, labels):
-        """Mean loss over `labels [p]` of the `positions [p]` in the flattened `tokens [b, n]`; of all where None."""
+        """Mean loss over `labels [p]` at the `positions [p]` in the flattened `tokens [b, n]`; at all if None."""
         x, cos, sin = self.start(tokens)
         for block in self.blocks:
             x = block(x, cos, sin)
@@ -57,7 +57,7 @@ class TransformerPlusPlus(nn.Module):
 
     def start(self, tokens):
         cos, sin = turns(tokens.shape[1], WIDTH // HEADS, tokens.device)
-        return self.embedding(tokens).to(torch.bfloat16), cos, sin  # as the residual stream of our models is
+        return self.embedding(tokens).to(torch.bfloat16), cos, sin  # like the residual stream of our models
 
     def finish(self, x, positions, labels):
         x = x.reshape(-1, WIDTH)
@@ -65,7 +65,7 @@ class TransformerPlusPlus(nn.Module):
         return F.cross_entropy(F.linear(self.norm(x), self.embedding.weight), labels)
 
     def compile_parts(self):
-        """Compiles one block, of which all are copies, and what is before and after them, each for one shape."""
+        """Compiles one block, which serves for all, and the parts before and after the blocks, each for one shape."""
         for block in self.blocks:
             block.compile(dynamic=False)
         self.start = torch.compile(self.start, dynamic=False)
@@ -73,7 +73,7 @@ class TransformerPlusPlus(nn.Module):
 
 
 class Gla(nn.Module):
-    """Gated linear attention of the package fla, 12 layers of the same width with 4 heads, its own fused loss."""
+    """The package fla's gated linear attention: 12 layers of the same width, 4 heads, its own fused loss."""
 
     def __init__(self, n: int):
         super().__init__()
@@ -84,7 +84,7 @@ class Gla(nn.Module):
         self.model = GLAForCausalLM(GLAConfig(**sizes, **options, max_position_embeddings=n))
 
     def forward(self, tokens, positions, labels):
-        return self.model(input_ids=tokens, labels=tokens).loss  # which it shifts by one
+        return self.model(input_ids=tokens, labels=tokens).loss  # the model shifts the labels itself
 
 
 def rotate(x, cos, sin):
@@ -112,11 +112,11 @@ def device_name() -> str:
 
 
 def measure(args, n: int, tasks: list[str]) -> Iterator[dict]:
-    """A row for each task at length n; models that are alike are made and compiled once."""
+    """A row for each task at length n. Tasks with the same model build and compile it once."""
     for causal in sorted({TASKS[task][0] for task in tasks}, reverse=True):
         model = None
         torch._dynamo.reset()
-        gc.collect()  # the last model's memory must not count into this one's peak
+        gc.collect()  # else the last model's memory would count into this peak
         for task in (task for task in tasks if TASKS[task][0] == causal):
             row = {"model": args.model, "framework": "PyTorch", "task": task, "n": n, "tokens": args.tokens}
             row |= {"batch": device.batch_size(n, args.tokens), "predicted": predicted(n, TASKS[task][1])}
@@ -131,7 +131,7 @@ def measure(args, n: int, tasks: list[str]) -> Iterator[dict]:
 def _compiled(args, n, causal):
     torch.manual_seed(0)
     if args.model == "gla":
-        return Gla(n).cuda()  # its kernels are compiled as they are
+        return Gla(n).cuda()  # it compiles its own kernels
     model = TransformerPlusPlus(causal).cuda()
     if args.compile == "whole":
         model.compile(dynamic=False)
@@ -154,7 +154,7 @@ def _timed(args, model, row):
 
 
 def make_step(model, row, where):
-    """A function that trains one step on random tokens and returns the loss, a tensor."""
+    """A function that trains one step on random tokens and returns the loss as a tensor."""
     b, n = row["batch"], row["n"]
     tokens, labels = (torch.randint(0, VOCABULARY, (b, n), device=where) for _ in range(2))
     positions, labels = None, labels.flatten()
@@ -179,7 +179,7 @@ def make_step(model, row, where):
 
 
 def _run(step, steps, warm_up):
-    """Seconds of the first step, which compiles; milliseconds of each timed one; the last loss.
+    """Seconds of the first step, which compiles; milliseconds of each timed step; the last loss.
 
     Steps are enqueued back to back, as training does.
     """

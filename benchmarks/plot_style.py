@@ -1,4 +1,4 @@
-"""How all plots look: one colour a model, labels beside lines, an axis of context lengths."""
+"""How all plots look: a colour for each model, labels beside lines, an axis of context lengths."""
 
 import itertools
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-# Okabe and Ito's palette, which people of every colour vision tell apart.
+# Model -> label and colour. The palette is Okabe and Ito's, which people of every colour vision can tell apart.
 MODELS = {
     "flash": ("FLASH", "#0072B2"),
     "flash_quad": ("FLASH-Quad", "#D55E00"),
@@ -18,34 +18,35 @@ MODELS = {
 }
 OTHERS = ("#009E73", "#999999", "#F0E442")
 GREY = "#666666"
-GAP = 0.055  # between labels, of the height of the axes
+GAP = 0.055  # between labels, as a part of the axes' height
 
 
 def look(model: str, others: Sequence[str] = ()) -> tuple[str, str]:
-    """Label and colour of a model; `others` are those without a colour of their own, each of which gets the next."""
+    """Label and colour of a model. `others` lists the models without a colour of their own: each gets the next one."""
     if model in MODELS:
         return MODELS[model]
     return model, OTHERS[list(others).index(model) % len(OTHERS)]
 
 
 def short(n: float) -> str:
-    """A context length as people say it: 512, 1k, 32k."""
+    """A context length in short: 512, 1k, 32k."""
     return f"{n / 1024:g}k" if n >= 1024 else f"{n:g}"
 
 
-def figure(panels: int = 1) -> tuple[Figure, list[Axes]]:
-    """A figure with room for labels on the right of each panel and for notes below."""
+def figure(title: str, panels: int = 1) -> tuple[Figure, list[Axes]]:
+    """A figure with a title, and room for labels on the right of each panel and for notes below."""
     drawn = Figure(figsize=(8.0 * panels, 4.5), dpi=150, facecolor="white")
     axes = [drawn.add_axes(((i + 0.09) / panels, 0.2, 0.64 / panels, 0.7)) for i in range(panels)]
     for one in axes:
         one.spines[["top", "right"]].set_visible(False)
         one.grid(axis="y", color="#DDDDDD", linewidth=0.8)
         one.set_axisbelow(True)
+    axes[0].set_title(title, loc="left", fontsize=10)
     return drawn, axes
 
 
 def lengths_on_x(axes: Axes, lengths: Sequence[int]) -> None:
-    """A logarithmic axis whose ticks are the lengths that were measured."""
+    """Makes the x axis logarithmic, with a tick at each measured length."""
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(FixedLocator(sorted(lengths)))
     axes.xaxis.set_minor_locator(NullLocator())
@@ -59,7 +60,7 @@ def notes(drawn: Figure, lines: Sequence[str]) -> None:
 
 
 def label_lines(axes: Axes) -> None:
-    """Writes each line's label at the right of the axes, at the height of its end, apart from the others."""
+    """Writes each line's label at the right of the axes, near the height of its end, without overlaps."""
     lines = [line for line in axes.lines if not line.get_label().startswith("_")]
     ends = {
         line: axes.transAxes.inverted().transform(axes.transData.transform(line.get_xydata()[-1])) for line in lines
@@ -82,9 +83,9 @@ def label_lines(axes: Axes) -> None:
 
 
 def apart(heights: Sequence[float], gap: float) -> list[float]:
-    """Ascending heights moved as little as possible, so that neighbours are `gap` or more apart.
+    """Moves ascending heights as little as possible, so that neighbours are at least `gap` apart.
 
-    Heights that collide become a group with its centre where the mean of its members was.
+    Heights that collide become a group, centred at their mean.
     """
     groups: list[list[float]] = []
     for height in heights:

@@ -1,89 +1,309 @@
-"""Draws the results of benchmarks, and of training runs, as PNG files.
+"""Draws the figures of the documentation from the result files.
 
-    python -m benchmarks.plots results/train_step.json results/peers.json --out plots
-    python -m benchmarks.plots runs/lm-flash "FLASH, high rate=runs/lm-flash-2" runs/lm-flash_quad --out plots
+    python -m benchmarks.plots
 
-A file holds rows of training steps: of benchmarks.train_step, benchmarks.peers or benchmarks.run_compiled, whose rows
-of decoding are left out; or runs, of benchmarks.learning; or decoding, of benchmarks.decode. A directory is that of a
-training run, and may be given a label.
+Training steps: latency, tokens per second, peak memory and speed-up against the context length, for each task and
+device. Decoding: milliseconds a token and bytes of state. Learning: perplexity against steps and time. A figure shows
+one device, and the newest row of each measurement; rows of variants are left out. The figures of the runs of
+`flash-tf train` are drawn by `flash-tf plot`.
 """
 
 import argparse
-import importlib.util
-import json
-from collections.abc import Sequence
+import math
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-from benchmarks import device
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator
 
-NEEDED = ("task", "model", "n", "tokens")
+from benchmarks import device, plot_style, result_files
+from benchmarks.result_files import Row
+
+OUT = result_files.ROOT / "docs/images"
+TASKS = {"lm": "causal language model", "mlm": "masked language model"}
+BASELINE = "transformer_plus_plus"
+IN_SIGHT = 10  # times the lowest perplexity: the loss of the first steps would flatten the last ones
+DECODING = (("ms_per_token", 1.0, "decoding time (ms per token)"), ("state_bytes", 2**-20, "state of one text (MiB)"))
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Draws all that the files hold; returns the exit status."""
+    """Writes all figures as PNG files; returns the exit status."""
     args = _parser().parse_args(arguments)
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ValueError("it needs matplotlib: pip install matplotlib")
-    for name, figure in draw(args.paths).items():
+    found = figures(args.results)
+    if not found:
+        raise ValueError(f"there is nothing to draw in {args.results}")
+    Path(args.out).mkdir(parents=True, exist_ok=True)
+    for name, figure in found.items():
         file = Path(args.out, f"{name}.png")
-        file.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(file)
         print(file)
     return 0
 
 
-def draw(paths: Sequence[str]) -> dict[str, Any]:
-    """The figures of result files and of runs, by file name without ending.
+def figures(folder: str | Path = result_files.FOLDER) -> dict[str, Figure]:
+    """All figures of the result files in a folder, by file name without ending, such as `lm_latency_h200`."""
+    read = lambda *names: [row for name in names for row in result_files.read(Path(folder, f"{name}.jsonl"))]  # noqa: E731
+    steps = [{"framework": "TensorFlow", **row} for row in read("train_step", "peers")]
+    kinds = (
+        (step_figures, [row for row in steps if row["tokens"] == device.TOKENS]),
+        (decoding_figures, [row for row in read("decode") if "state_bytes" in row]),
+        (learning_figures, [row for row in read("learning") if "curve" in row and row["passes"] > 1]),
+    )
+    return {name: figure for draw, rows in kinds for name, figure in _of_each_device(draw, rows).items()}
 
-    Raises:
-      ValueError: When there is nothing to draw, or what there is cannot be compared.
+
+def _of_each_device(draw: Callable[[list[Row]], dict[str, Figure]], rows: list[Row]) -> dict[str, Figure]:
+    """`draw` of the rows of each device, named after it. Among several CPUs the one measured last counts."""
+    groups: dict[str, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: row.get("date", "")):
+        groups.setdefault(slug(row["device"]), []).append(row)
+    found = {}
+    for name, group in groups.items():
+        own = [row for row in group if row["device"] == group[-1]["device"]]
+        found |= {f"{figure}_{name}": drawn for figure, drawn in draw(own).items()}
+    return found
+
+
+def slug(name: str) -> str:
+    """A device's part of a file name: "h200" for "NVIDIA H200", "cpu" for any processor."""
+    if name == "cpu" or re.search(r"\bcores? of\b", name):
+        return "cpu"
+    known = [one for one in device.PEAKS if one in name.replace("-", " ").split()]
+    return known[0].lower() if known else re.sub(r"\W+", "_", name.lower()).strip("_")
+
+
+class Series(NamedTuple):
+    """One line in a figure of steps.
+
+    Attributes:
+      model: The model's name in results.
+      framework: "TensorFlow" and "Keras on JAX" run this package's models, "PyTorch" runs the peers.
+      full_head: Whether a masked model computes logits at every position, not at the masked ones alone.
     """
-    from benchmarks import plot_curves, plot_decoding, plot_steps
 
-    rows, runs, decoded = [], [], []
-    for path in paths:
-        label, _, place = path.rpartition("=")
-        if Path(place).is_dir():
-            runs.append(plot_curves.read(place, label or None))
-        elif Path(path).is_file() and '"benchmark": "learning"' in Path(path).read_text():
-            runs += plot_curves.of_learning(path)
-        elif Path(path).is_file() and '"benchmark": "decode"' in Path(path).read_text():
-            decoded += read(path, ("model", "context", "batch", "ms_per_token", "state_bytes"))
-        else:
-            rows += read(path)
-    figures = plot_steps.figures(rows) | plot_curves.figures(runs) | plot_decoding.figures(decoded)
-    if not figures:
-        raise ValueError(f"there is nothing to draw in {', '.join(paths)}")
-    return figures
+    model: str
+    framework: str
+    full_head: bool
+
+    @property
+    def label(self) -> str:
+        """The text beside the line."""
+        name = plot_style.MODELS.get(self.model, (self.model,))[0]
+        parts = [name, *([self.framework] if self.framework != "TensorFlow" else [])]
+        return ", ".join([*parts, *(["full head"] if self.full_head else [])])
 
 
-def read(path: str, needed: Sequence[str] = NEEDED) -> list[dict[str, Any]]:
-    """The rows of a result file, each with the device and the commit of the whole; a file may be one row.
+def series_of(row: Row) -> Series:
+    """The line that a row belongs to."""
+    return Series(row["model"], row["framework"], row["task"].endswith("_full_head"))
 
-    Raises:
-      ValueError: When rows lack what is needed.
+
+def lines(rows: Sequence[Row], key: str, scale: float = 1.0) -> dict[Series, dict[int, float]]:
+    """Each series' values of `key`, times `scale`, by context length. Rows without the key are left out."""
+    found: dict[Series, dict[int, float]] = {}
+    for row in sorted((row for row in rows if row.get(key) is not None), key=lambda row: row["n"]):
+        found.setdefault(series_of(row), {})[row["n"]] = scale * row[key]
+    return found
+
+
+def speedups(rows: Sequence[Row]) -> tuple[Series | None, dict[Series, dict[int, float]]]:
+    """The baseline, and how many times faster each other series is at the lengths where both were measured.
+
+    The baseline is the Transformer++ in PyTorch, or ours if PyTorch was not measured. Its head has as many positions.
     """
-    try:
-        result = json.loads(Path(path).read_text())
-        rows = result.get("rows", [result])
-        shared = {"framework": "TensorFlow", **{name: result[name] for name in ("device", "commit")}}
-        rows = [{**shared, **row} for row in rows if needed != NEEDED or row.get("program") != "decode"]
-        for row in rows:
-            if missing := [name for name in needed if name not in row]:
-                raise KeyError(missing[0])
-            row["task"] = device.TASKS.get(row.get("task"), row.get("task"))
-    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, TypeError):
-        raise ValueError(f"{path} is no result file: it holds no JSON object") from None
-    except KeyError as error:
-        raise ValueError(f"{path} is no result of training steps: it lacks {error}") from None
-    return rows
+    latency = lines(rows, "median_ms")
+    candidates = [Series(BASELINE, framework, False) for framework in ("PyTorch", "TensorFlow")]
+    baseline = next((one for one in candidates if one in latency), None)
+    if baseline is None:
+        return None, {}
+    base = latency.pop(baseline)
+    found = {one: {n: base[n] / y for n, y in points.items() if n in base} for one, points in latency.items()}
+    return baseline, {one: points for one, points in found.items() if points}
+
+
+def step_figures(rows: list[Row]) -> dict[str, Figure]:
+    """Latency, throughput, memory and speed-up for each task, of rows of one device and number of tokens."""
+    rows = result_files.newest(rows, "task", "model", "framework", "n")
+    task_of = lambda row: row["task"].removesuffix("_full_head")  # noqa: E731
+    found = {}
+    for task in sorted({task_of(row) for row in rows}):
+        found |= _figures_of_task(task, [row for row in rows if task_of(row) == task])
+    return found
+
+
+def _figures_of_task(task, rows):
+    where = f"{TASKS.get(task, task)}, {rows[0]['tokens']:,} tokens per step, {rows[0]['device']}"
+    latency, (baseline, ratios) = lines(rows, "median_ms"), speedups(rows)
+    drawings = {
+        "latency": (latency, "Training step", "step latency (ms)", ["Bars: quartiles."]),
+        "throughput": (
+            lines(rows, "tokens_per_second", 1e-3), "Throughput of training", "throughput (thousand tokens/s)", [],
+        ),
+        "memory": (
+            lines(rows, "peak_bytes", 2**-30), "Memory of training", "peak memory (GiB)", _kinds_of_memory(rows),
+        ),
+    }  # fmt: skip
+    if ratios:
+        alone = sorted({n for points in latency.values() for n in points} - latency[baseline].keys())
+        lacking = f"{baseline.label} was not measured at {', '.join(map(plot_style.short, alone))}."
+        said = [lacking] if alone else []
+        drawings["speedup"] = (ratios, "Speed-up of training", f"speed-up over {baseline.label} (times)", said)
+    found = {
+        f"{task}_{name}": _figure(drawn, f"{title}: {where}", ylabel, said + _notes(rows))
+        for name, (drawn, title, ylabel, said) in drawings.items()
+        if drawn
+    }
+    if latency:
+        _quartiles(found[f"{task}_latency"].axes[0], rows)
+    if ratios:
+        found[f"{task}_speedup"].axes[0].axhline(1, color=plot_style.GREY, linewidth=1, label="_baseline")
+    return found
+
+
+def _kinds_of_memory(rows):
+    """A note where the rows' memory was counted in two ways."""
+    there = [row for row in rows if row.get("peak_bytes")]
+    laid_out = [row for row in there if row.get("runner") == "JAX"]
+    mixed = 0 < len(laid_out) < len(there)
+    return ["Steps run by JAX: what XLA laid out. Others: the most that the allocator held."] if mixed else []
+
+
+def _quartiles(axes, rows):
+    """A bar from the first quartile to the third at each point; most are smaller than the marker."""
+    for row in rows:
+        if row.get("median_ms") is not None and "quartiles_ms" in row:
+            _, color = plot_style.look(row["model"], [row["model"]])
+            axes.vlines(row["n"], *row["quartiles_ms"], color=color, lw=4, alpha=0.4)
+
+
+def _figure(drawn, title, ylabel, small_print):
+    figure, (axes,) = plot_style.figure(title)
+    others = sorted({one.model for one in drawn if one.model not in plot_style.MODELS})
+    for one, points in drawn.items():
+        _, color = plot_style.look(one.model, others)
+        style = ":" if one.full_head else "-" if one.framework == "TensorFlow" else "--"
+        marker = "s" if one.framework == "Keras on JAX" else "o"
+        fill = color if one.framework == "TensorFlow" else "white"
+        xy = (points.keys(), points.values())
+        axes.plot(*xy, style, color=color, label=one.label, marker=marker, markerfacecolor=fill, lw=1.8)
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel(ylabel)
+    plot_style.lengths_on_x(axes, {n for points in drawn.values() for n in points})
+    plot_style.label_lines(axes)
+    plot_style.notes(figure, small_print)
+    return figure
+
+
+def _notes(rows):
+    """What was timed, at which commits, and what failed."""
+    said = [f"Forward, backward and update; median of the steps after warm-up. Commits: {_commits(rows)}."]
+    failed = [
+        f"{series_of(row).label} at {plot_style.short(row['n'])}: {row['error']}" for row in rows if "error" in row
+    ]
+    return said + (["Not shown: " + "; ".join(failed) + "."] if failed else [])
+
+
+def _commits(rows):
+    return ", ".join(sorted({row["commit"] for row in rows}))
+
+
+def decoding_figures(rows: list[Row]) -> dict[str, Figure]:
+    """`decode`: the newest comparison alone, for only rows of one command ran side by side."""
+    rows = [row for row in rows if all(row.get(key) == rows[-1].get(key) for key in ("commit", "date", "command"))]
+    rows = result_files.newest(rows, "model", "context")
+    if not rows:
+        return {}
+    texts = f"{rows[0]['batch']} text{'s' * (rows[0]['batch'] > 1)}"
+    figure, panels = plot_style.figure(f"Decoding {texts} at a time, {rows[0]['device']}", len(DECODING))
+    names = list(dict.fromkeys(row["model"] for row in rows))
+    for axes, (key, scale, label) in zip(panels, DECODING, strict=True):
+        for name in names:
+            points = sorted((row["context"], scale * row[key]) for row in rows if row["model"] == name)
+            text, color = plot_style.look(name, [n for n in names if n not in plot_style.MODELS])
+            axes.plot(*zip(*points, strict=True), color=color, label=text, marker="o", lw=1.8)
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+        axes.set_ylabel(label)
+        plot_style.lengths_on_x(axes, {row["context"] for row in rows})
+        plot_style.label_lines(axes)
+    plot_style.notes(figure, [f"Greedy, token by token; medians of calls that took turns. Commits: {_commits(rows)}."])
+    return {"decode": figure}
+
+
+def learning_figures(rows: list[Row]) -> dict[str, Figure]:
+    """`learning_lm`, `learning_mlm`: perplexity against steps and time, for each task's longest runs."""
+    found = {}
+    for task, name in device.TASKS.items():
+        own = [row for row in rows if row["task"] == task]
+        own = [row for row in own if row["passes"] == max(row["passes"] for row in own)]
+        if own := result_files.newest(own, "artifact", "learning_rate"):
+            found[f"learning_{name}"] = _learning_figure(TASKS[name], own)
+    return found
+
+
+def _learning_figure(task, rows):
+    size = f"{rows[0]['tokens_per_step']:,} tokens per step, n = {rows[0]['n']:,}"
+    title = f"Learning: {task}, {size}, {rows[0]['passes']} passes, {rows[0]['device']}"
+    figure, panels = plot_style.figure(title, 2)
+    models = [model_in(row["artifact"]) for row in rows]
+    labels = [_with_rate(model, row) if models.count(model) > 1 else plot_style.look(model, [model])[0]
+              for model, row in zip(models, rows, strict=True)]  # fmt: skip
+    longest = max(row["seconds"] for row in rows)
+    unit, seconds = next(item for item in (("hours", 3600), ("minutes", 60), ("seconds", 1)) if longest >= item[1])
+    _draw_learning(panels[0], rows, models, labels, "step", 1)
+    _draw_learning(panels[1], rows, models, labels, "seconds", 1 / seconds)
+    panels[0].set_xlabel("step")
+    panels[1].set_xlabel(f"time in training steps ({unit})")
+    said = "Thick, with points: validation. Thin: training, mean over neighbouring steps."
+    plot_style.notes(figure, [f"{said} Commits: {_commits(rows)}."])
+    return figure
+
+
+def model_in(artifact: str) -> str:
+    """The longest model name in an artifact's name, such as `flash_quad` in `lm_flash_quad`; else the whole name."""
+    named = [model for model in plot_style.MODELS if re.search(rf"(^|[^a-z]){model}($|[^a-z_])", artifact)]
+    return max(named, key=len, default=artifact)
+
+
+def _with_rate(model, row):
+    return f"{plot_style.look(model, [model])[0]}, rate {row['learning_rate']:g}"
+
+
+def _draw_learning(axes: Axes, rows, models, labels, unit, scale):
+    others = sorted(set(models) - plot_style.MODELS.keys())
+    shown = []
+    for row, model, label, style in zip(rows, models, labels, _styles(models), strict=True):
+        curve = {key: np.array(values) for key, values in row["curve"].items()}
+        at, color = curve[unit] * scale, plot_style.look(model, others)[1]
+        evaluations = row["evaluations"]
+        points = [math.exp(one["loss"]) for one in evaluations]
+        place = np.interp([one["step"] for one in evaluations], curve["step"], at)
+        axes.plot(at, np.exp(curve["loss"]), style, color=color, linewidth=0.9, alpha=0.55, label="_training")
+        axes.plot(place, points, style, color=color, linewidth=1.8, marker="o", ms=4, label=label)
+        shown += [*points, *np.exp(curve["loss"])]
+    axes.set_yscale("log")
+    axes.set_ylim(min(shown) / 1.1, min(max(shown), IN_SIGHT * min(shown)) * 1.1)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+    axes.yaxis.set_minor_formatter("")
+    axes.set_xlim(left=0)
+    axes.set_ylabel("perplexity (exp of the loss)")
+    plot_style.label_lines(axes)
+
+
+def _styles(models):
+    """A solid line for a model's first run, dashed and dotted ones for its others."""
+    return [("-", "--", ":")[models[:i].count(model) % 3] for i, model in enumerate(models)]
 
 
 def _parser():
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plots", description=__doc__.splitlines()[0])
-    parser.add_argument("paths", nargs="+", metavar="RESULT", help="a JSON file, or [LABEL=]DIRECTORY of a run")
-    parser.add_argument("--out", required=True, metavar="DIR", help="where the PNG files go")
+    parser.add_argument("--results", default=result_files.FOLDER, metavar="DIR", help="default: benchmarks/results")
+    parser.add_argument("--out", default=OUT, metavar="DIR", help="write the PNG files here (default: docs/images)")
     return parser
 
 

@@ -1,11 +1,11 @@
-"""Runs what `flash-tf compile` exported: proves and times the step, times decoding; or trains on a token file.
+"""Runs an artifact of `flash-tf compile`: checks and times its step, times its decoding; or trains on a token file.
 
-    python -m benchmarks.run_compiled ARTIFACT --json FILE
+    python -m benchmarks.run_compiled ARTIFACT
     python -m benchmarks.run_compiled ARTIFACT --tokens train.npy --validation validation.npy --out runs/lm
 
-Needs NumPy and JAX, and no TensorFlow: a model is traced on one machine and trained on another. A token file is a flat
-array of uint16 or int32, the tokens of a split in order with an eos after each document. The folder of a run is a model
-directory: `flash-tf evaluate` reads its weights. A run that was killed goes on from the state that it saved last.
+It needs NumPy and JAX alone: a model is traced on one machine and trained on another. A token file is a flat array of
+uint16 or int32: the tokens of a split in order, with an eos after each document. The folder of a run is a model
+directory: `flash-tf evaluate` reads its weights. A run that was killed continues from its last saved state.
 """
 
 import argparse
@@ -15,21 +15,22 @@ import os
 import numpy as np
 
 from benchmarks import device as devices
+from benchmarks import result_files
 from flash_tf.compiling import manifest as manifests
 from flash_tf.training.progress import Progress
 
-TRAINING = ("validation", "out", "evaluate_every", "save_every", "shard_mib", "set")  # options that only training takes
+TRAINING = ("validation", "out", "evaluate_every", "save_every", "shard_mib", "set")  # options of training alone
 STEPS = 20  # timed
 NAMES = 16  # width of the column
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs it; returns the exit status."""
-    args = _parser().parse_args(arguments)
+    args = result_files.parse(_parser(), arguments)
     artifact = manifests.read(args.artifact)
     options = dict(option(text) for text in args.xla_option)
     if args.tokens is None and (given := [name for name in TRAINING if getattr(args, name) not in (None, [])]):
-        raise ValueError(f"--{given[0].replace('_', '-')} belongs to --tokens: without it the step is timed")
+        raise ValueError(f"--{given[0].replace('_', '-')} belongs to --tokens; without it the step is timed")
     if args.tokens is not None:
         _check_training(args)
     with devices.libraries_in_log("run_compiled") as console:
@@ -47,8 +48,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _check_training(args):
     if args.out is None:
         raise ValueError("--tokens needs --out, where the run is kept")
-    if args.json is not None or args.commit is not None:
-        raise ValueError("--json and --commit are of a step that is timed: what training leaves is in --out")
+    if given := [name for name in ("results", "commit", "variant") if getattr(args, name) is not None]:
+        raise ValueError(f"--{given[0]} belongs to timing: training keeps its records in --out")
     if args.evaluate_every is not None and args.validation is None:
         raise ValueError("--evaluate-every needs --validation")
 
@@ -59,7 +60,8 @@ def _time(args, artifact, device, options, progress):
     steps = STEPS if args.steps is None else args.steps
     if steps < 10:
         raise ValueError(f"--steps must be 10 or more, for a median, got {steps}")
-    results = devices.Results(args, "run_compiled", device=device.device_kind, packages=("jax", "jaxlib", "numpy"))
+    about = {"device": device.device_kind, "packages": ("jax", "jaxlib", "numpy")}
+    results = result_files.Results(args, "train_step", **about)
     progress.line(f"compiling {args.artifact} for {device.device_kind}")
     flags = {"xla_flags": os.environ.get("XLA_FLAGS", "")}  # noqa: TID251  recorded, not obeyed: XLA reads it itself
     row = compiled_timing.measure(args.artifact, artifact, device, steps=steps, options=options)
@@ -68,6 +70,7 @@ def _time(args, artifact, device, options, progress):
     if "decode" in artifact.programs:
         gc.collect()  # the step's variables, before the decoder's
         progress.line(f"compiling its decoding for {device.device_kind}")
+        results = result_files.Results(args, "decode", **about)
         for row in compiled_decoding.measure(args.artifact, artifact, device, options=options):
             results.add({**row, **flags})
             print(_decoding_as_text(row), flush=True)
@@ -76,7 +79,7 @@ def _time(args, artifact, device, options, progress):
 def _as_text(row, device):
     low, high = row["quartiles_ms"]
     rate, mfu, held = row["model_flops_per_second"], row["mfu"], row["allocator_peak_bytes"]
-    versions = devices.versions(("jax", "jaxlib"))
+    versions = result_files.versions(("jax", "jaxlib"))
     lines = {
         "step": f"{row['config']}, {row['task']}, {row['batch']:,} x {row['n']:,} = {row['tokens']:,} tokens",
         "device": f"{device.device_kind}, jax {versions['jax']}, jaxlib {versions['jaxlib']}",
@@ -123,7 +126,7 @@ def _train(args, artifact, device, options, progress):
 
 
 def _plan(args, plan, steps):
-    """How far, from the arguments; a number that is not given has its default here."""
+    """The plan that the arguments ask for, with defaults for what they leave out."""
     given = {"steps": args.steps, "save_every": args.save_every, "shard_mib": args.shard_mib}
     values = {name: default if given[name] is None else given[name]
               for name, default in (("steps", steps), ("save_every", 1000), ("shard_mib", 16))}  # fmt: skip
@@ -132,7 +135,9 @@ def _plan(args, plan, steps):
         if value is not None and value < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be positive, got {value}")
     if values["steps"] > steps:
-        raise ValueError(f"--steps must be at most train.steps ({steps}), which the rate is made for, got {args.steps}")
+        raise ValueError(
+            f"--steps must be at most train.steps ({steps}), which shapes the learning rate, got {args.steps}"
+        )
     return plan(**{n: v for n, v in values.items() if n != "shard_mib"}, shard_bytes=values["shard_mib"] * 2**20)
 
 
@@ -147,19 +152,25 @@ def option(text):
 
 def _parser():
     parser = argparse.ArgumentParser(prog="python -m benchmarks.run_compiled", description=__doc__.splitlines()[0])
-    parser.add_argument("artifact", metavar="ARTIFACT", help="what `flash-tf compile --out` wrote")
+    parser.add_argument("artifact", metavar="ARTIFACT", help="a folder that `flash-tf compile --out` wrote")
     parser.add_argument("--steps", type=int, help=f"timed (default {STEPS}), or to train (default train.steps)")
     parser.add_argument(
-        "--xla-option", action="append", default=[], metavar="NAME=VALUE", help="of XLA's compiler; may be repeated"
+        "--xla-option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an option of XLA's compiler; may be repeated",
     )
     parser.add_argument("--tokens", metavar="FILE.npy", help="train on these tokens instead of timing")
     parser.add_argument("--validation", metavar="FILE.npy", help="evaluate on these tokens")
-    parser.add_argument("--out", metavar="DIR", help="where the run is kept")
-    parser.add_argument("--set", action="append", metavar="KEY=VALUE", help="the learning rate's options, train.steps")
+    parser.add_argument("--out", metavar="DIR", help="keep the run here")
+    parser.add_argument(
+        "--set", action="append", metavar="KEY=VALUE", help="an option of the learning rate, or train.steps"
+    )
     parser.add_argument("--evaluate-every", type=int, metavar="STEPS", help="default: at the end")
-    parser.add_argument("--save-every", type=int, metavar="STEPS", help="the state to go on from (default 1,000)")
+    parser.add_argument("--save-every", type=int, metavar="STEPS", help="save the state this often (default 1,000)")
     parser.add_argument("--shard-mib", type=int, metavar="MIB", help="the largest file of the weights (default 16)")
-    devices.takes_result(parser)
+    result_files.add_options(parser)
     return parser
 
 

@@ -1,29 +1,35 @@
 """Every system at one small size: parameters, time of a training step at two lengths, bytes of a decoding state.
 
-    python -m benchmarks.systems --json benchmarks/results/systems_cpu.json
-    python -m benchmarks.systems --json benchmarks/results/systems_cpu.json --learning learning.json
+    python -m benchmarks.systems            # measure, then print the tables
+    python -m benchmarks.systems --table    # print the tables of what was measured
 
-In TensorFlow, on the device at hand, 4,096 tokens a step. Rows that the file has are kept, so that it may be stopped
-and started again. It ends with the table in Markdown, with perplexities where `benchmarks.learning` trained the same
-configs, exported under their names.
+It runs in TensorFlow on the device at hand, 4,096 tokens a step. A system that has a row of this commit, device and
+number of tokens is not measured again, so the command may be stopped and started again. The tables are Markdown, one
+for each device and folder of configs. Perplexities are from `benchmarks.learning`, of artifacts with configs' names.
 """
 
 import argparse
-import json
 import statistics
-from pathlib import Path
 
-from benchmarks import device
+from benchmarks import device, result_files
 from flash_tf.training.progress import Progress
 
 LENGTHS = (512, 4096)
-OF_LENGTH = ("cosine_length", "max_length")  # constants of mixers that must be no less than the length
+OF_LENGTH = ("cosine_length", "max_length")  # options of mixers that must be at least the length
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measures what the file lacks, and prints the table."""
-    args = _parser().parse_args(arguments)
-    learned = [row for file in args.learning for row in json.loads(Path(file).read_text())["rows"]]
+    """Measures what the file lacks, and prints the tables."""
+    args = result_files.parse(_parser(), arguments)
+    if not args.table:
+        _measure_all(args)
+    rows = result_files.read(args.results or result_files.path_of("systems"))
+    rows = result_files.newest((row for row in rows if row["tokens"] == args.tokens), "device", "config")
+    print(as_text(rows, result_files.read(args.learning or result_files.path_of("learning"))))
+    return 0
+
+
+def _measure_all(args):
     with device.libraries_in_log("systems") as console:
         from benchmarks import backends
         from flash_tf import config, model_zoo
@@ -32,37 +38,25 @@ def main(arguments: list[str] | None = None) -> int:
         if unknown := sorted(set(args.only or names) - set(names)):
             raise ValueError(f"--only takes configs of {' and '.join(model_zoo.FOLDERS)}, got {unknown[0]!r}")
         packages = ("tensorflow", "keras", "numpy")
-        where = backends.device_name()
-        before = device.kept(args.json, where)
-        if other := next((row for row in before if row["tokens"] != args.tokens), None):
-            raise ValueError(f"{args.json} has rows of {other['tokens']:,} tokens a step, --tokens is {args.tokens:,}")
-        results = device.Results(args, "systems", device=where, packages=packages, rows=before)
+        results = result_files.Results(args, "systems", device=backends.device_name(), packages=packages)
         progress = Progress(console)
         for name in args.only or names:
-            if not any(row["config"] == name for row in before):
-                progress.line(f"{name}")
+            if not results.has(config=name, tokens=args.tokens):
+                progress.line(name)
                 results.add(_measure(name, args))
-    print(as_text(results.rows, learned))
-    return 0
 
 
 def _measure(name, args):
     from flash_tf.compiling import artifact, programs, timing
 
-    row = {
-        "config": name,
-        "commit": args.commit or device.commit(),
-        "tokens": args.tokens,
-        "step_ms": {},
-        "quartiles_ms": {},
-    }
+    row = {"config": name, "tokens": args.tokens, "step_ms": {}, "quartiles_ms": {}}
     for n in LENGTHS:
         prepared, ids = artifact.prepare(_sized(name, n, args.tokens))
         experiment = programs.Experiment(prepared, ids)
         times = timing.time_steps(experiment, args.steps).milliseconds
         low, row["step_ms"][str(n)], high = statistics.quantiles(times, n=4)
         row["quartiles_ms"][str(n)] = [low, high]
-        if n == LENGTHS[0]:  # learned positions and Linformer's constants grow with the length
+        if n == LENGTHS[0]:  # parameters of learned positions and of Linformer grow with the length
             row["parameters"] = sum(int(v.shape.num_elements()) for v in experiment.model.trainable_variables)
     return {**row, "state_bytes": experiment.model.decode_state_bytes(LENGTHS[-1], 4)}
 
@@ -77,19 +71,18 @@ def _sized(name, n, tokens):
 
 
 def as_text(rows: list[dict], learned: list[dict]) -> str:
-    """The rows as tables in Markdown, causal models first."""
-    perplexity = {}  # of the best learning rate
+    """A Markdown table for each device and folder of configs, ordered by perplexity at the best learning rate."""
+    perplexity = {}
     for row in (row for row in learned if "error" not in row):
         name, found = row["artifact"], row["validation_perplexity"]
         perplexity[name] = min(found, perplexity.get(name, found))
+    head = ("parameters", "perplexity", *(f"step at {n:,}" for n in LENGTHS), "state")
     tables = []
-    for folder in dict.fromkeys(row["config"].partition("/")[0] for row in rows):
-        own = [row for row in rows if row["config"].startswith(f"{folder}/")]
+    for where, folder in dict.fromkeys((row["device"], row["config"].partition("/")[0]) for row in rows):
+        own = [row for row in rows if row["device"] == where and row["config"].startswith(f"{folder}/")]
         own.sort(key=lambda row: perplexity.get(_artifact(row), float("inf")))
-        lines = ["| " + " | ".join((folder, "parameters", "perplexity", *(f"step at {n:,}" for n in LENGTHS), "state"))]
-        tables.append(
-            "\n".join([lines[0] + " |", "|---" * (4 + len(LENGTHS)) + "|", *(_line(r, perplexity) for r in own)])
-        )
+        lines = [f"Steps on {where}:", "", f"| {folder} | {' | '.join(head)} |", "|---" * (1 + len(head)) + "|"]
+        tables.append("\n".join([*lines, *(_line(row, perplexity) for row in own)]))
     return "\n\n".join(tables)
 
 
@@ -112,10 +105,11 @@ def _line(row, perplexity):
 def _parser():
     parser = argparse.ArgumentParser(prog="python -m benchmarks.systems", description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", metavar="CONFIG", help="default: every config of a system")
-    parser.add_argument("--tokens", type=int, default=4096, help="of a step (default 4,096)")
+    parser.add_argument("--tokens", type=int, default=4096, help="tokens of a step (default 4,096)")
     parser.add_argument("--steps", type=int, default=10, help="timed, after the warm-up (default 10)")
-    parser.add_argument("--learning", nargs="+", default=[], metavar="FILE", help="results of benchmarks.learning")
-    device.takes_result(parser)
+    parser.add_argument("--table", action="store_true", help="measure nothing")
+    parser.add_argument("--learning", metavar="FILE", help="rows of benchmarks.learning (default: its result file)")
+    result_files.add_options(parser)
     return parser
 
 

@@ -1,10 +1,11 @@
 """Compiles the paper's models for a TPU at its context lengths, without a TPU: memory, estimated time, and ratios.
 
-    python -m benchmarks.tpu_table --json benchmarks/results/tpu_v4.json
+    python -m benchmarks.tpu_table            # compile, then print the table
+    python -m benchmarks.tpu_table --table    # print the table of what was compiled
 
-A step is as large as what one of the paper's chips had, 8,192 tokens. A row takes minutes; rows that the file has are
-kept, so that it may be stopped and started again. No time is measured here: all are the compiler's estimates, and
-lower bounds, marked so, where it has none for operations of some weight.
+A step has 8,192 tokens, as on one chip in the paper. A row takes minutes. A config that has a row of this commit,
+topology and size is not compiled again, so the command may be stopped and started again. Times are not measured: they
+are the compiler's estimates. Where it has no estimate for costly operations, the time is a lower bound and marked so.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import time
 from pathlib import Path
 
 from benchmarks import device as devices
+from benchmarks import result_files
 from flash_tf.training.progress import Progress
 
 PAPER = json.loads(Path(__file__).with_name("paper_step_ms.json").read_text())
@@ -29,30 +31,34 @@ KEPT = (
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs it; returns the exit status."""
-    args = _parser().parse_args(arguments)
+    args = result_files.parse(_parser(), arguments)
     sizes = {n: devices.batch_size(n, args.tokens) for n in args.lengths or devices.LENGTHS[:5]}
     wanted = [(name, n) for name in args.configs for n in sizes if args.lengths or str(n) in PAPER.get(name, {})]
     if missing := set(args.configs) - {name for name, _ in wanted}:
-        raise ValueError(f"the paper has no context lengths of {min(missing)}: give --lengths")
-    before = devices.kept(args.json, args.topology)
-    if other := next((tokens for row in before if (tokens := row["n"] * row["sequences"]) != args.tokens), None):
-        raise ValueError(f"{args.json} has rows of {other:,} tokens, --tokens is {args.tokens:,}: name another file")
+        raise ValueError(f"the paper has no context lengths for {min(missing)}: give --lengths")
+    if not args.table:
+        _compile_all(args, wanted, sizes)
+    rows = result_files.read(args.results or result_files.path_of("tpu_table"))
+    own = (row for row in rows if (row["device"], row["n"] * row["sequences"]) == (args.topology, args.tokens))
+    print(as_text(result_files.newest(own, "config", "n")))
+    return 0
+
+
+def _compile_all(args, wanted, sizes):
     with devices.libraries_in_log("tpu_table") as console:
         packages = ("tensorflow", "jax", "libtpu")
-        results = devices.Results(args, "tpu_table", device=args.topology, packages=packages, rows=before)
+        results = result_files.Results(args, "tpu_table", device=args.topology, packages=packages)
         progress = Progress(console)
         for name, n in wanted:
-            if not any((row["config"], row["n"]) == (name, n) for row in before):
+            if not results.has(config=name, n=n, sequences=sizes[n]):
                 progress.line(f"{name}, {sizes[n]:,} x {n:,} tokens")
                 results.add(_measure(name, n, sizes[n], args.topology))
-    print(as_text(results.rows))
-    return 0
 
 
 def _measure(name, n, rows, topology):
     from flash_tf.compiling import topology as topologies
 
-    # In a process of its own, which gives back all memory: the compiler needs it.
+    # Tracing in a process of its own gives all its memory back, which the compiler needs.
     with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as tracer:
         serialized = tracer.submit(_trace, name, n, rows).result()
     start = time.perf_counter()
@@ -62,7 +68,6 @@ def _measure(name, n, rows, topology):
         "n": n,
         "sequences": rows,
         "topology": topology,
-        "commit": devices.commit(),
         "libtpu": importlib.metadata.version("libtpu"),
         "paper_ms": PAPER.get(name, {}).get(str(n)),
         "compile_s": time.perf_counter() - start,
@@ -86,12 +91,12 @@ def _trace(name, n, rows):
 
 
 def as_text(rows: list[dict]) -> str:
-    """The rows as a table in Markdown: a model's HBM, estimate and the paper's time at each length, then ratios."""
+    """A Markdown table: each model's estimate, the paper's time and HBM at each length, then ratios."""
     lengths = sorted({row["n"] for row in rows})
     found = {(row["config"], row["n"]): row for row in rows}
     lines = ["| model | " + " | ".join(f"n = {n:,}" for n in lengths) + " |", "|---" * (1 + len(lengths)) + "|"]
     line = lambda name, cell: f"| {name} | " + " | ".join(cell(found.get((name, n))) for n in lengths) + " |"  # noqa: E731
-    names = list(dict.fromkeys(row["config"] for row in rows))
+    names = sorted(dict.fromkeys(row["config"] for row in rows), key=lambda name: [*PAPER, name].index(name))
     lines += [line(name, _cell) for name in names]
     for task in dict.fromkeys(name.partition("/")[0] for name in names):
         pairs = [[found.get((f"{task}/{model}", n)) for model in (BASELINE, LINEAR)] for n in lengths]
@@ -109,7 +114,7 @@ def _cell(row):
 
 
 def _bound(row):
-    """A mark for a lower bound: operations without an estimate would take more than 1 % beside the others."""
+    """Marks a lower bound: operations without an estimate take more than 1 % of the time at least."""
     return "≥ " if (row["unestimated_ms"] or 0) > 0.01 * row["estimated_ms"] else ""
 
 
@@ -125,9 +130,10 @@ def _parser():
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tpu_table", description=__doc__.splitlines()[0])
     parser.add_argument("--configs", nargs="+", default=CONFIGS, metavar="CONFIG", help="default: all of the paper's")
     parser.add_argument("--lengths", nargs="+", type=int, metavar="N", help="default: the paper's of each config")
-    parser.add_argument("--tokens", type=int, default=8192, help="of all sequences together (default 8,192)")
+    parser.add_argument("--tokens", type=int, default=8192, help="in a step, all sequences together (default 8,192)")
     parser.add_argument("--topology", default="v4:2x2x1:megacore", help="default: a whole v4 chip")
-    devices.takes_result(parser)
+    parser.add_argument("--table", action="store_true", help="compile nothing")
+    result_files.add_options(parser)
     return parser
 
 

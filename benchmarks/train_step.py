@@ -1,12 +1,12 @@
-"""Times whole training steps of this package's models, against the context length, at fixed tokens a step.
+"""Times whole training steps of this package's models at several context lengths, with a fixed number of tokens a step.
 
-    python -m benchmarks.train_step --task mlm --json benchmarks/results/mlm.json
-    python -m benchmarks.train_step --exported exports/lm-flash-512 exports/lm-flash-8192 --json lm.json
-    KERAS_BACKEND=jax python -m benchmarks.train_step --models transformer_plus_plus --lengths 512 --json keras.json
+    python -m benchmarks.train_step --task mlm
+    python -m benchmarks.train_step --exported exports/lm-flash-512 exports/lm-flash-8192
+    KERAS_BACKEND=jax python -m benchmarks.train_step --models transformer_plus_plus --lengths 512
 
 The first builds the models of the paper's configs and runs the step in TensorFlow, compiled whole by XLA unless
-`--set train.jit_compile=false`. The second runs what `flash-tf compile` exported, and needs NumPy and JAX alone. The
-third builds them in Keras on JAX, without TensorFlow, where softmax attention is one kernel on a GPU.
+`--set train.jit_compile=false`. The second runs artifacts of `flash-tf compile`, and needs NumPy and JAX alone. The
+third builds the models in Keras on JAX, without TensorFlow; softmax attention is one kernel there on a GPU.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks import device
+from benchmarks import device, result_files
 
 CONFIGS = {"lm": "lm_wiki40b", "mlm": "mlm_c4"}
 OF_TENSORFLOW, OF_EXPORTED = (
@@ -29,19 +29,19 @@ WIDTHS = (22, 6, 8, 7, 11, 11, 9, 9, 8, 10)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Times every step; returns 1 when one is wrong."""
+    """Times every step; returns 1 if one is wrong."""
     parser = _parser()
-    args = parser.parse_args(arguments)
+    args = result_files.parse(parser, arguments)
     if args.steps < 10:
         raise ValueError(f"--steps must be 10 or more, for a median, got {args.steps}")
     for name in OF_TENSORFLOW if args.exported else OF_EXPORTED:
         if getattr(args, name) != parser.get_default(name):
             side = "does not go with" if args.exported else "needs"
             raise ValueError(f"--{name.replace('_', '-')} {side} --exported")
-        delattr(args, name)  # the result must not say what was not asked
+    args.variant = args.variant or ", ".join([*args.set, *args.xla_option]) or None
     with device.libraries_in_log("train_step"):
         name, packages, rows = _through_jax(args) if args.exported else _in_keras(args)
-        results = device.Results(args, "train_step", device=name, packages=packages)
+        results = result_files.Results(args, "train_step", device=name, packages=packages)
         print(f"training steps on {name}")
         print(device.table_line(COLUMNS, WIDTHS), flush=True)
         for row in rows:
@@ -82,11 +82,11 @@ def _exported_rows(artifacts, where, args, options) -> Iterator[dict]:
         except ParityError as error:
             row |= {**_about(manifest), "wrong": True, "error": str(error)}
         yield row
-        gc.collect()  # the variables, before the next step's
+        gc.collect()  # free the variables before the next step
 
 
 def _about(manifest):
-    """What a row of a step that has no time says."""
+    """The description in a row that has no time."""
     program = manifest.programs["step"]
     row = {
         "model": manifest.name.split("/")[-1].removesuffix(".yaml"),
@@ -140,13 +140,13 @@ def _jax_rows(wanted, args) -> Iterator[dict]:
                 raise
             row |= {"error": "out of memory"}
         yield row
-        gc.collect()  # the model's memory, before the next one's
+        gc.collect()  # free the model's memory before the next one
 
 
 def _tensorflow_rows(wanted, args) -> Iterator[dict]:
     for name, config, ids in wanted:
         yield _tensorflow_row(name, config, ids, args)
-        gc.collect()  # the model's memory, before the next one's
+        gc.collect()  # free the model's memory before the next one
 
 
 def _tensorflow_row(name, config, ids, args):
@@ -158,7 +158,7 @@ def _tensorflow_row(name, config, ids, args):
 
     row = _in_keras_row(name, config, "TensorFlow", "TensorFlow")
     gpus = tf.config.list_physical_devices("GPU")
-    if gpus:  # a step that did not fit must not count into the next one's peak
+    if gpus:  # else a step that did not fit would count into the next peak
         tf.config.experimental.reset_memory_stats("GPU:0")
     try:
         experiment = programs.Experiment(config, ids)
@@ -169,8 +169,10 @@ def _tensorflow_row(name, config, ids, args):
     if not math.isfinite(loss):
         return {**row, "wrong": True, "error": f"not timed: it trains to a loss of {loss}"}
     flops = modelling.training_flops_per_step(config, experiment.model)
-    peak = tf.config.experimental.get_memory_info("GPU:0")["peak"] if gpus else None  # of a CPU TensorFlow has none
-    known = backends.device_name() if config.train.precision == "mixed_bfloat16" else ""  # the peaks are of bfloat16
+    peak = (
+        tf.config.experimental.get_memory_info("GPU:0")["peak"] if gpus else None
+    )  # TensorFlow counts no memory on a CPU
+    known = backends.device_name() if config.train.precision == "mixed_bfloat16" else ""  # the peaks hold for bfloat16
     found = device.timing(milliseconds, tokens=row["tokens"], flops=flops, device=known)
     return {**row, **found, "compile_s": compile_s, "peak_bytes": peak, "last_loss": loss}
 
@@ -199,17 +201,27 @@ def _parser():
     parser.add_argument("--task", choices=CONFIGS, default="lm")
     device.takes_sizes(parser)
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="of the configs; may be repeated"
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override an option of the configs; may be repeated",
     )
     parser.add_argument("--steps", type=int, default=12, help="timed, after the warm-up (default 12)")
-    parser.add_argument("--exported", nargs="+", metavar="DIR", help="time these, of `flash-tf compile`, instead")
     parser.add_argument(
-        "--xla-option", action="append", default=[], metavar="NAME=VALUE", help="with --exported; may be repeated"
+        "--exported", nargs="+", metavar="DIR", help="time these artifacts of `flash-tf compile` instead"
     )
     parser.add_argument(
-        "--trace", metavar="DIR", help="with --exported: trace some more steps, for `python -m benchmarks.breakdown`"
+        "--xla-option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="of XLA's compiler, with --exported; may be repeated",
     )
-    device.takes_result(parser)
+    parser.add_argument(
+        "--trace", metavar="DIR", help="with --exported: trace a few more steps for `python -m benchmarks.breakdown`"
+    )
+    result_files.add_options(parser)
     return parser
 
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.write_tokens wikipedia_lm/flash train train.npy
 
-The config must name a tokenizer. Tokens that a run keeps in `data.cache` are read from there.
+The config must name a tokenizer. Tokens that a run left in `data.cache` are read from there.
 """
 
 import argparse
@@ -19,10 +19,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Writes the file; returns the exit status."""
     args = _parser().parse_args(arguments)
     partial = Path(f"{args.out}.partial")
-    partial.parent.mkdir(parents=True, exist_ok=True)  # a place that cannot be written to is known before the work
+    partial.parent.mkdir(parents=True, exist_ok=True)  # so that a bad place fails before the work
     with device.libraries_in_log("write_tokens") as console:
         array = _tokens(args.config, args.split, args.set, Progress(console))
-    with partial.open("wb") as file:  # np.save adds a suffix to a path that has none
+    with partial.open("wb") as file:  # np.save would add a suffix to a path without one
         np.save(file, array)
     partial.replace(args.out)
     print(f"{args.out}: {len(array):,} tokens of {array.dtype}")
@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _tokens(name, split, overrides, progress):
-    """The documents of a split, each followed by eos, `[t]`: uint16, or int32 above 65,536 pieces."""
+    """A split's documents, each followed by eos, `[t]`: uint16, or int32 for vocabularies above 65,536."""
     from flash_tf import config
     from flash_tf.data.tokenizer import Tokenizer
     from flash_tf.training import build
@@ -38,7 +38,7 @@ def _tokens(name, split, overrides, progress):
 
     loaded = config.load(name, overrides)
     if loaded.data.tokenizer is None:
-        raise ValueError(f"{name} has no data.tokenizer: tokens without their vocabulary are of no use")
+        raise ValueError(f"{name} has no data.tokenizer, which the tokens need")
     tokenizer = Tokenizer.load(loaded.data.tokenizer)
     check_vocabulary(tokenizer, loaded.model["vocabulary_size"], loaded.data.tokenizer)
     progress.line(f"tokenising the {split} split of {name}")

@@ -1,47 +1,9 @@
 """What all benchmarks share."""
 
-import argparse
-import json
-
 import pytest
 
 from benchmarks import device
 from flash_tf.training import progress
-
-
-def results(path, commit="1234567"):
-    args = argparse.Namespace(json=str(path), commit=commit, n=1)
-    return device.Results(args, "name", device="a device", packages=("numpy", "nothing"))
-
-
-def test_a_result_file_holds_its_rows_as_soon_as_they_are_measured(tmp_path):
-    path = tmp_path / "new" / "result.json"
-    found = results(path)
-    assert json.loads(path.read_text())["rows"] == []
-    found.add({"n": 512})
-    written = json.loads(path.read_text())
-    assert written["rows"] == [{"n": 512}]
-    assert (written["device"], written["commit"], written["flags"]) == ("a device", "1234567", {"n": 1})
-    assert written["versions"].keys() == {"python", "numpy"}
-
-
-def test_a_result_that_cannot_be_written_is_known_before_anything_is_timed(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OSError):
-        results(tmp_path / "file" / "result.json")
-
-
-def test_rows_of_a_file_are_kept_by_a_script_that_goes_on_and_no_others(tmp_path):
-    path = tmp_path / "result.json"
-    assert device.kept(None, "a device") == device.kept(str(path), "a device") == []
-    results(path).add({"n": 512})
-    assert device.kept(str(path), "a device") == [{"n": 512}] and [*tmp_path.iterdir()] == [path]
-    with pytest.raises(ValueError, match="has rows of a device, this would add some of another: name another file"):
-        device.kept(str(path), "another")
-    for text in ("", "[]", "{}", '{"rows": []}'):
-        path.write_text(text)
-        with pytest.raises(ValueError, match="holds no result to go on with"):
-            device.kept(str(path), "a device")
 
 
 def test_a_timing_is_its_median_and_what_follows_from_it():

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks import gradient_stability
+from benchmarks import gradient_stability, result_files
 
 
 def run(folder, norms):
@@ -16,9 +16,9 @@ def run(folder, norms):
 
 def test_the_table_has_deviation_over_mean_of_each_run(tmp_path, capsys):
     steady, wild = run(tmp_path / "steady", [1.0, 3.0]), run(tmp_path / "wild", [9.0, 1.0, 1.0, 4.0])
-    file = tmp_path / "found.json"
-    assert gradient_stability.main([f"a={steady}", f"b={wild}", "--from", "1", "--json", str(file)]) == 0
-    rows = json.loads(file.read_text())["rows"]
+    file = tmp_path / "found.jsonl"
+    assert gradient_stability.main([f"a={steady}", f"b={wild}", "--from", "1", "--results", str(file)]) == 0
+    rows = result_files.read(file)
     assert [(row["run"], row["mean"], row["relative"]) for row in rows] == [
         ("a", 2.0, pytest.approx(0.5)),
         ("b", 3.75, pytest.approx((10.6875) ** 0.5 / 3.75)),
@@ -28,9 +28,9 @@ def test_the_table_has_deviation_over_mean_of_each_run(tmp_path, capsys):
 
 def test_the_first_steps_may_be_left_out(tmp_path):
     wild = run(tmp_path / "wild", [9.0, 1.0, 3.0])
-    file = tmp_path / "found.json"
-    gradient_stability.main([wild, "--from", "2", "--json", str(file)])
-    assert json.loads(file.read_text())["rows"][0]["relative"] == pytest.approx(0.5)
+    file = tmp_path / "found.jsonl"
+    gradient_stability.main([wild, "--from", "2", "--results", str(file)])
+    assert result_files.read(file)[0]["relative"] == pytest.approx(0.5)
 
 
 def test_a_run_of_one_step_has_no_deviation(tmp_path):
@@ -40,5 +40,5 @@ def test_a_run_of_one_step_has_no_deviation(tmp_path):
 
 @pytest.mark.parametrize("bad", [0.0, float("inf"), float("nan")])
 def test_a_step_without_a_norm_is_named(tmp_path, bad):
-    with pytest.raises(ValueError, match="the gradient of step 2 has no norm above zero that is a number"):
+    with pytest.raises(ValueError, match="the gradient of step 2 needs a finite norm above zero"):
         gradient_stability.main([run(tmp_path / "bad", [1.0, bad, 1.0])])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from benchmarks import backends, device, long_range
+from benchmarks import backends, device, long_range, result_files
 from flash_tf import config, model_zoo
 from flash_tf.registry import listed
 
@@ -44,7 +44,7 @@ def folder(tmp_path_factory):
 
 
 def flags(folder, file, *more, steps=60):
-    sizes = {"length": LENGTH, "steps": steps, "batch": 16, "learning-rate": 0.003, "json": file}
+    sizes = {"length": LENGTH, "steps": steps, "batch": 16, "learning-rate": 0.003, "results": file, "commit": "here"}
     return [folder, *(text for name, value in sizes.items() for text in (f"--{name}", str(value))), *more]
 
 
@@ -101,20 +101,18 @@ def test_rows_weigh_as_much_as_the_transformer_but_for_what_is_their_own():
     assert count("linformer") - whole == 2 * 2 * 128 * LENGTH
 
 
-@pytest.mark.full
-def test_a_system_learns_and_its_row_is_kept(folder, tmp_path, capsys):
-    file = tmp_path / "found.json"
+def test_a_system_learns_and_is_not_trained_again(folder, tmp_path, capsys):
+    file = tmp_path / "found.jsonl"
     assert long_range.main(flags(folder, file, "--systems", "cosformer")) == 0
-    first = json.loads(file.read_text())["rows"]
-    assert [(row["task"], row["system"]) for row in first] == [("text", "cosformer")]
-    assert first[0]["accuracy"] > 0.9 and first[0]["held_out"] >= 2
+    (first,) = result_files.read(file)
+    assert (first["task"], first["system"]) == ("text", "cosformer")
+    assert first["accuracy"] > 0.9 and first["held_out"] >= 2
     assert long_range.main(flags(folder, file, "--systems", "cosformer", "linformer")) == 0
-    rows = json.loads(file.read_text())["rows"]
-    assert [row["system"] for row in rows] == ["cosformer", "linformer"] and rows[0] == first[0]
+    rows = result_files.read(file)
+    assert [row["system"] for row in rows] == ["cosformer", "linformer"] and rows[0] == first
     assert capsys.readouterr().out.splitlines()[-1].split()[:2] == ["text", "linformer"]
-    with pytest.raises(ValueError, match="has cosformer of --steps 60, not 2: name another file"):
-        long_range.main(flags(folder, file, "--systems", "cosformer", "performer_favor", steps=2))
-    assert json.loads(file.read_text())["rows"] == rows
+    assert long_range.main(flags(folder, file, "--systems", "cosformer", steps=2)) == 0  # another setting
+    assert [row["steps"] for row in result_files.read(file)] == [60, 60, 2]
 
 
 @pytest.mark.full
@@ -122,13 +120,13 @@ def test_pairs_are_matched_and_stand_beside_other_tasks_rows(tmp_path, capsys):
     for label in ("no", "yes"):
         for i in range(40):
             text = f"{'o' if (i % 2 == 0) == (label == 'yes') else 'x'}{'a' * i}"
-            write(tmp_path / label, f"{i}.1.txt", text=text * 3)
-            write(tmp_path / label, f"{i}.2.txt", text="xo"[i % 2 == 0] * 9)  # yes: the byte is that of the first
-    found = {"device": backends.device_name(), "rows": [_row("text"), _row("image")]}
-    file = write(tmp_path, "found.json", text=json.dumps(found))
-    arguments = flags(file, tmp_path / "found.json", "--task", "retrieval", "--systems", "performer_favor", steps=150)
+            write(tmp_path / "data" / label, f"{i}.1.txt", text=text * 3)
+            write(tmp_path / "data" / label, f"{i}.2.txt", text="xo"[i % 2 == 0] * 9)  # yes: the first text's byte
+    file = tmp_path / "found.jsonl"
+    file.write_text("".join(json.dumps(_row(task)) + "\n" for task in ("text", "image")))
+    arguments = flags(tmp_path / "data", file, "--task", "retrieval", "--systems", "performer_favor", steps=150)
     assert long_range.main(arguments) == 0
-    *others, row = json.loads((tmp_path / "found.json").read_text())["rows"]
+    *others, row = result_files.read(file)
     assert others == [_row("text"), _row("image")]
     assert (row["task"], row["system"]) == ("retrieval", "performer_favor") and row["accuracy"] > 0.9
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["task", "text", "image", "retrieval"]
@@ -136,7 +134,8 @@ def test_pairs_are_matched_and_stand_beside_other_tasks_rows(tmp_path, capsys):
 
 def _row(task):
     return {
-        "task": task, "system": "performer_favor", "parameters": 1, "accuracy": 0.5, "held_out": 2, "ms_per_step": 3.0
+        "task": task, "system": "performer_favor", "parameters": 1, "accuracy": 0.5, "held_out": 2, "ms_per_step": 3.0,
+        "device": backends.device_name(), "commit": "here",
     }  # fmt: skip
 
 
@@ -167,9 +166,9 @@ def test_a_task_sets_what_no_flag_does(task, sizes):
     (["--systems", "flsh"], [], r"no system is called 'flsh'; did you mean 'flash'\? There are: transformer, "),
     (["--length", "0"], [], "--steps, --batch and --length must be 1 or more, --learning-rate above 0"),
     (["--learning-rate", "0"], [], "--learning-rate above 0"),
-    (["--task", "retrieval"], ["a/x.1.txt"], r"needs pairs of files, .*: x\.2\.txt is not there$"),
-    (["--task", "retrieval"], ["a/x.2.txt"], r"needs pairs of files, .*: x\.2\.txt is of no pair$"),
-    (["--task", "retrieval"], ["a/x.txt"], r"needs pairs of files, .*: x\.txt is of no pair$"),
+    (["--task", "retrieval"], ["a/x.1.txt"], r"needs pairs of files, .*: x\.2\.txt is missing$"),
+    (["--task", "retrieval"], ["a/x.2.txt"], r"needs pairs of files, .*: x\.2\.txt has no partner$"),
+    (["--task", "retrieval"], ["a/x.txt"], r"needs pairs of files, .*: x\.txt has no partner$"),
 ])  # fmt: skip
 def test_wrong_arguments_and_folders_are_said_in_a_line(tmp_path, more, names, message):
     with pytest.raises(ValueError, match=message):
@@ -179,7 +178,7 @@ def test_wrong_arguments_and_folders_are_said_in_a_line(tmp_path, more, names, m
 def test_an_empty_file_and_a_missing_folder_are_named(tmp_path, monkeypatch):
     write(tmp_path, "a/x.txt", "b/y.txt")
     write(tmp_path, "b/z.txt", text="")
-    with pytest.raises(ValueError, match=r"b/z\.txt is empty: a text needs a byte or more"):
+    with pytest.raises(ValueError, match=r"b/z\.txt is empty: a text needs at least one byte"):
         long_range.main([str(tmp_path)])
     monkeypatch.setattr("sys.argv", ["long_range", f"{tmp_path}/none"])
     with pytest.raises(SystemExit, match=f"^long_range: No such file or directory: {tmp_path}/none$"):

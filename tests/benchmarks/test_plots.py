@@ -9,29 +9,31 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from benchmarks import plot_curves, plot_steps, plot_style, plots
+from benchmarks import plot_style, plots
 
 LENGTHS = (512, 1024, 4096)
 OURS, PEER = "FLASH", "Transformer++, PyTorch"
+GPU = "NVIDIA H200"
 
 
 def row(model, n, milliseconds, framework="TensorFlow", task="lm", **more):
-    sizes = {"model": model, "framework": framework, "task": task, "n": n, "tokens": 4096}
+    about = {"device": GPU, "commit": "1234567", "date": "2026-01-01"}
+    sizes = {"model": model, "framework": framework, "task": task, "n": n, "tokens": 65_536}
     rate = {"median_ms": milliseconds, "tokens_per_second": 4096 / milliseconds * 1e3, "peak_bytes": n * 2**30}
-    return {**sizes, **rate, **more}
+    return {**about, **sizes, **rate, **more}
 
 
-def write(path, rows, **head):
-    path.write_text(json.dumps({"device": "a device", "commit": "1234567", "rows": rows, **head}))
-    return str(path)
+def write(folder, rows, name="train_step"):
+    (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(folder)
 
 
 @pytest.fixture
 def results(tmp_path):
-    ours = [row("flash", n, 10) for n in LENGTHS]
+    write(tmp_path, [row("flash", n, 10) for n in LENGTHS])
     peer = [row("transformer_plus_plus", n, n / 100, "PyTorch") for n in LENGTHS]
     masked = [row("transformer_plus_plus", 512, 7, "PyTorch", task) for task in ("mlm", "mlm_full_head")]
-    return [write(tmp_path / "ours.json", ours), write(tmp_path / "peers.json", peer + masked)]
+    return write(tmp_path, peer + masked, "peers")
 
 
 def drawn(figure, panel=0):
@@ -40,56 +42,59 @@ def drawn(figure, panel=0):
     return {line.get_label(): [tuple(map(float, point)) for point in line.get_xydata()] for line in lines}
 
 
-def run_directory(path, *, evaluations=True, **columns):
-    """A run of 300 steps, loss 9 - step / 100."""
-    path.mkdir()
-    lines = [{"step": s, "loss": 9 - s / 100, **{k: f(s) for k, f in columns.items()}} for s in range(1, 301)]
-    (path / "losses.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    if evaluations:
-        lines = [{"step": s, "loss": 9 - s / 100} for s in (100, 200, 300)]
-        (path / "evaluations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return str(path)
-
-
 def test_every_figure_is_a_png_file_that_is_named(results, tmp_path, capsys):
-    run = run_directory(tmp_path / "lm-flash", seconds=lambda s: s / 2)
-    assert plots.main([*results, run, "--out", str(tmp_path / "out")]) == 0
+    assert plots.main(["--results", results, "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out.split()
-    assert said == [str(tmp_path / "out" / f"{name}.png") for name in plots.draw([*results, run])]
+    assert said == [str(tmp_path / "out" / f"{name}.png") for name in plots.figures(results)]
     for task, name in itertools.product(("lm", "mlm"), ("latency", "throughput", "memory", "speedup")):
-        assert len(np.unique(imread(tmp_path / "out" / f"{task}_{name}.png"))) > 2  # more than the empty page
+        assert len(np.unique(imread(tmp_path / "out" / f"{task}_{name}_h200.png"))) > 2  # more than the empty page
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="there is nothing to draw in"):
+        plots.main(["--results", str(tmp_path / "empty"), "--out", str(tmp_path / "none")])
+
+
+def test_the_committed_results_give_the_figures_of_the_docs():
+    figures = plots.figures()
+    steps = {f"{t}_{name}_h200" for t in ("lm", "mlm") for name in ("latency", "throughput", "memory", "speedup")}
+    assert steps | {"decode_cpu", "learning_lm_h200", "learning_mlm_h200"} <= figures.keys()
+    for figure in figures.values():
+        assert figure.axes[0].get_title(loc="left")
+        for panel, axes in enumerate(figure.axes):
+            assert axes.get_xlabel() and axes.get_ylabel()
+            assert {text.get_text() for text in axes.texts} == drawn(figure, panel).keys()  # each line has its label
+    assert all((plots.OUT / f"{name}.png").exists() for name in figures)
 
 
 def test_each_series_is_drawn_with_its_points(results):
-    figures = plots.draw(results)
-    assert drawn(figures["lm_latency"]) == {
+    figures = plots.figures(results)
+    assert drawn(figures["lm_latency_h200"]) == {
         OURS: [(n, 10) for n in LENGTHS],
         PEER: [(n, n / 100) for n in LENGTHS],
     }
-    assert drawn(figures["lm_throughput"])[OURS] == [(n, 409.6) for n in LENGTHS]
-    assert drawn(figures["lm_memory"])[PEER] == [(n, n) for n in LENGTHS]
-    assert drawn(figures["lm_speedup"]) == {OURS: [(n, n / 1000) for n in LENGTHS]}
-    assert figures["lm_speedup"].axes[0].get_ylabel() == f"speed-up over {PEER}"
-    assert "a device" in figures["lm_latency"].axes[0].get_title(loc="left")
+    assert drawn(figures["lm_throughput_h200"])[OURS] == [(n, 409.6) for n in LENGTHS]
+    assert drawn(figures["lm_memory_h200"])[PEER] == [(n, n) for n in LENGTHS]
+    assert drawn(figures["lm_speedup_h200"]) == {OURS: [(n, n / 1000) for n in LENGTHS]}
+    assert figures["lm_speedup_h200"].axes[0].get_ylabel() == f"speed-up over {PEER} (times)"
+    assert GPU in figures["lm_latency_h200"].axes[0].get_title(loc="left")
 
 
 def test_a_head_on_every_position_has_a_line_of_its_own(results):
-    figures = plots.draw(results)
-    assert drawn(figures["mlm_latency"]).keys() == {PEER, f"{PEER}, full head"}
-    assert drawn(figures["mlm_speedup"]) == {f"{PEER}, full head": [(512, 1)]}
+    figures = plots.figures(results)
+    assert drawn(figures["mlm_latency_h200"]).keys() == {PEER, f"{PEER}, full head"}
+    assert drawn(figures["mlm_speedup_h200"]) == {f"{PEER}, full head": [(512, 1)]}
 
 
 def test_without_a_peer_the_speed_up_is_over_our_own_transformer(tmp_path):
     rows = [row("flash", 512, 10), row("transformer_plus_plus", 512, 30)]
-    figure = plots.draw([write(tmp_path / "a.json", rows)])["lm_speedup"]
-    assert (drawn(figure), figure.axes[0].get_ylabel()) == ({OURS: [(512, 3)]}, "speed-up over Transformer++")
-    assert "lm_speedup" not in plots.draw([write(tmp_path / "b.json", rows[:1])])
+    figure = plots.figures(write(tmp_path, rows))["lm_speedup_h200"]
+    assert (drawn(figure), figure.axes[0].get_ylabel()) == ({OURS: [(512, 3)]}, "speed-up over Transformer++ (times)")
+    assert "lm_speedup_h200" not in plots.figures(write(tmp_path, rows[:1]))
 
 
 def test_what_could_not_be_timed_is_said_and_not_drawn(tmp_path):
     failed = {key: x for key, x in row("flash_quad", 4096, 1).items() if key not in ("median_ms", "tokens_per_second")}
     rows = [row("flash", 512, 10), {**failed, "peak_bytes": None, "error": "out of memory"}]
-    figure = plots.draw([write(tmp_path / "a.json", rows)])["lm_latency"]
+    figure = plots.figures(write(tmp_path, rows))["lm_latency_h200"]
     assert drawn(figure).keys() == {OURS}
     assert "Not shown: FLASH-Quad at 4k: out of memory." in figure.texts[0].get_text()
 
@@ -100,93 +105,95 @@ def small_print(figure):
 
 def test_a_length_without_the_baseline_is_said_to_have_no_speed_up(tmp_path):
     rows = [row("flash", n, 10) for n in LENGTHS] + [row("transformer_plus_plus", 512, 7, "PyTorch")]
-    figures = plots.draw([write(tmp_path / "rows.json", rows)])
-    assert "without speed-up: 1k, 4k." in small_print(figures["lm_speedup"])
-    assert "without speed-up" not in small_print(figures["lm_latency"])
+    figures = plots.figures(write(tmp_path, rows))
+    assert f"{PEER} was not measured at 1k, 4k." in small_print(figures["lm_speedup_h200"])
+    assert "was not measured" not in small_print(figures["lm_latency_h200"])
 
 
 def test_memory_says_when_it_is_measured_in_two_ways(tmp_path):
     ours, peer = row("flash", 512, 10, runner="JAX"), row("transformer_plus_plus", 512, 7, "PyTorch")
-    said = [small_print(plots.draw([write(tmp_path / "x.json", rows)])["lm_memory"]) for rows in ([ours, peer], [ours])]
+    said = [small_print(plots.figures(write(tmp_path, rows))["lm_memory_h200"]) for rows in ([ours, peer], [ours])]
     assert ["XLA laid out" in text for text in said] == [True, False]
 
 
 def test_quartiles_are_bars_of_the_latency(tmp_path):
     rows = [row("flash", 512, 10, quartiles_ms=[9, 13])]
-    figure = plots.draw([write(tmp_path / "rows.json", rows)])["lm_latency"]
+    figure = plots.figures(write(tmp_path, rows))["lm_latency_h200"]
     (bars,) = figure.axes[0].collections
     assert [segment.tolist() for segment in bars.get_segments()] == [[[512, 9], [512, 13]]]
 
 
-def test_results_that_cannot_be_compared_are_refused(tmp_path):
-    one = write(tmp_path / "a.json", [row("flash", 512, 10)])
-    for name, rows, head in (
-        ("device", [row("flash", 1024, 10)], {"device": "another"}),
-        ("tokens", [row("flash", 1024, 10, tokens=8192)], {}),
-    ):
-        with pytest.raises(ValueError, match=f"one figure compares results of one {name} alone, got "):
-            plots.draw([one, write(tmp_path / "b.json", rows, **head)])
-    with pytest.raises(ValueError, match="there are two results of FLASH, lm, at n=512"):
-        plots.draw([one, one])
+def test_the_newest_row_is_drawn_and_neither_variants_nor_other_sizes(tmp_path):
+    rows = [row("flash", 512, 10), row("flash", 512, 9, date="2026-01-02")]
+    rows += [row("flash", 512, 1, variant="model.depth=2"), row("flash", 1024, 1, tokens=8192)]
+    assert drawn(plots.figures(write(tmp_path, rows))["lm_latency_h200"]) == {OURS: [(512, 9)]}
 
 
-def test_a_file_that_is_no_result_is_named(tmp_path):
-    for text, said in (
-        ("no JSON", "is no result file: it holds no JSON object"),
-        ("[1]", "is no result file: it holds no JSON object"),
-        ('{"rows": []}', "is no result of training steps: it lacks 'device'"),
-        (
-            '{"device": "d", "commit": "c", "rows": [{"kernel": "norms"}]}',
-            "is no result of training steps: it lacks 'task'",
-        ),
-        ('{"device": "d", "commit": "c", "rows": []}', "there is nothing to draw in"),
-    ):
-        (tmp_path / "a.json").write_text(text)
-        with pytest.raises(ValueError, match=said):
-            plots.draw([str(tmp_path / "a.json")])
-    with pytest.raises(ValueError, match="is no run: it has neither losses.jsonl nor metrics.jsonl"):
-        plots.draw([str(tmp_path)])
+def test_each_device_has_figures_of_its_own_and_of_several_cpus_the_last_is_drawn(tmp_path):
+    rows = [row("flash", 512, 10), row("flash", 512, 20, device="NVIDIA A100-SXM4-80GB")]
+    rows += [
+        row("flash", 512, 30, device="2 cores of B", date="2026-01-02"),
+        row("flash", 512, 40, device="2 cores of A"),
+    ]
+    figures = plots.figures(write(tmp_path, rows))
+    found = {name: drawn(figures[f"lm_latency_{name}"])[OURS] for name in ("h200", "a100", "cpu")}
+    assert found == {"h200": [(512, 10)], "a100": [(512, 20)], "cpu": [(512, 30)]}
+    assert plots.slug("TPU v4") == "tpu_v4" and plots.slug("one core of AMD EPYC") == plots.slug("cpu") == "cpu"
+
+
+def run(artifact, passes=4, rate=0.001, shift=0.0, scale=1.0, **more):
+    """A row of learning: 300 steps, loss 9 - step / 100 + shift."""
+    steps = list(range(1, 301))
+    curve = {"step": steps, "seconds": [scale * s for s in steps], "loss": [9 - s / 100 + shift for s in steps]}
+    evaluations = [{"step": s, "loss": 9 - s / 100 + shift} for s in (100, 200, 300)]
+    size = {"task": "causal_lm", "n": 512, "tokens_per_step": 4096, "seconds": scale * 300}
+    about = {"device": GPU, "commit": "1234567", "date": "2026-01-01", "artifact": artifact, "learning_rate": rate}
+    return {**about, **size, "passes": passes, "curve": curve, "evaluations": evaluations, **more}
 
 
 def test_curves_show_validation_against_steps_and_time(tmp_path):
-    runs = [
-        run_directory(tmp_path / f"lm-{model}", seconds=lambda s, rate=rate: rate * s)
-        for model, rate in (("flash", 60), ("flash_quad", 120))
-    ]
-    figure = plots.draw([runs[0], f"another name={runs[1]}"])["curves"]
+    rows = [run("lm_flash", scale=60), run("lm_flash_quad", scale=120), run("lm_flash", passes=1, rate=0.002)]
+    figure = plots.figures(write(tmp_path, rows, "learning"))["learning_lm_h200"]
     points = [(step, math.exp(9 - step / 100)) for step in (100, 200, 300)]
     for panel, scales in ((0, (1, 1)), (1, (1 / 60, 1 / 30))):  # steps; hours
-        for (_, line), scale in zip(drawn(figure, panel).items(), scales, strict=True):
+        assert list(drawn(figure, panel)) == ["FLASH", "FLASH-Quad"]
+        for line, scale in zip(drawn(figure, panel).values(), scales, strict=True):
             assert line == [pytest.approx((scale * step, y)) for step, y in points]
-    assert list(drawn(figure)) == ["lm-flash", "another name"]
-    assert figure.axes[1].get_xlabel() == "hours of training steps"
+    assert figure.axes[1].get_xlabel() == "time in training steps (hours)"
+    assert "learning_lm_h200" not in plots.figures(write(tmp_path, rows[-1:], "learning"))  # one pass of a sweep
 
 
-def test_a_run_of_train_gets_its_time_from_its_rates(tmp_path):
-    folder = run_directory(tmp_path / "run", tokens_per_second=lambda s: 256 if s <= 100 else 512)
-    (tmp_path / "run" / "losses.jsonl").rename(tmp_path / "run" / "metrics.jsonl")
-    (tmp_path / "run" / "config.yaml").write_text("train: {tokens_per_step: 512}\n")
-    run = plot_curves.read(folder)
-    assert run.seconds[99] == pytest.approx(200) and run.seconds[-1] == pytest.approx(400)
-
-
-def test_runs_without_time_or_evaluations_show_training_against_steps(tmp_path):
-    figure = plots.draw([run_directory(tmp_path / "run", evaluations=False)])["curves"]
-    assert len(figure.axes) == 1
-    (line,) = drawn(figure).values()
-    assert line[-1] == pytest.approx((300, math.exp(9 - 2.995)))  # the mean of steps 299 and 300
+def test_runs_of_a_model_are_told_apart_by_their_learning_rates_and_the_newest_of_a_rate_counts(tmp_path):
+    failed = {key: x for key, x in run("lm_flash").items() if key not in ("curve", "evaluations")}
+    rows = [run("lm_flash", shift=1.0), run("lm_flash"), run("lm_flash", rate=0.002), {**failed, "error": "diverged"}]
+    found = drawn(plots.figures(write(tmp_path, rows, "learning"))["learning_lm_h200"])
+    assert list(found) == ["FLASH, rate 0.001", "FLASH, rate 0.002"]
+    assert found["FLASH, rate 0.001"] == found["FLASH, rate 0.002"]
 
 
 @pytest.mark.parametrize(
-    ("folder", "model"),
+    ("artifact", "model"),
     [
         ("lm_wiki40b-flash", "flash"),
-        ("lm-flash_quad", "flash_quad"),
+        ("lm_flash_quad", "flash_quad"),
         ("transformer_plus_plus-2", "transformer_plus_plus"),
+        ("wikitext2_lm-mamba", "wikitext2_lm-mamba"),
     ],
 )
-def test_a_run_has_the_colour_of_the_model_in_its_name(tmp_path, folder, model):
-    assert plot_curves.read(run_directory(tmp_path / folder)).model == model
+def test_a_run_has_the_colour_of_the_model_in_its_name(artifact, model):
+    assert plots.model_in(artifact) == model
+
+
+def test_decoding_shows_the_newest_comparison_alone(tmp_path):
+    def decoded(model, n, ms, date, **more):
+        about = {"device": "2 cores of A", "commit": "c", "date": date, "batch": 1, "model": model, "context": n}
+        return {**about, "ms_per_token": ms, "state_bytes": n * 2**20, **more}
+
+    rows = [decoded("transformer", 512, 9, "2026-01-01"), decoded("flash", 512, 8, "2026-01-01")]
+    rows += [decoded("flash", 512, 2, "2026-01-02"), decoded("flash", 1024, 3, "2026-01-02")]
+    without_state = {key: x for key, x in decoded("gla", 512, 1, "2026-01-03").items() if key != "state_bytes"}
+    figure = plots.figures(write(tmp_path, [*rows, without_state], "decode"))["decode_cpu"]
+    assert drawn(figure) == {OURS: [(512, 2), (1024, 3)]} and drawn(figure, 1) == {OURS: [(512, 512), (1024, 1024)]}
 
 
 def test_models_are_told_apart_by_colour():
@@ -207,6 +214,6 @@ def test_labels_keep_apart_in_their_order_and_stay_where_there_is_room():
 
 
 def test_a_line_knows_whether_it_is_ours():
-    assert plot_steps.series_of(row("flash", 1, 1)).label == "FLASH"
-    assert plot_steps.series_of(row("gla", 1, 1, "PyTorch")).label == "GLA, PyTorch"
-    assert plot_steps.series_of(row("retnet", 1, 1)).label == "retnet"
+    assert plots.series_of(row("flash", 1, 1)).label == "FLASH"
+    assert plots.series_of(row("gla", 1, 1, "PyTorch")).label == "GLA, PyTorch"
+    assert plots.series_of(row("retnet", 1, 1)).label == "retnet"

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from benchmarks import tpu_table
+from benchmarks import result_files, tpu_table
 
 SMALL = ["wikitext2_lm/flash", "wikitext2_mlm/flash_quad", "wikitext2_lm/transformer_plus_plus"]
 
@@ -17,12 +17,12 @@ def row(config, n, ms, paper, **more):
 
 @pytest.mark.full
 def test_small_configs_of_each_model_compile_for_a_v4_chip_and_rows_at_hand_are_kept(tmp_path, capsys):
-    path = tmp_path / "table.json"
-    sizes = ["--lengths", "256", "--tokens", "512", "--json", str(path)]
+    path = tmp_path / "table.jsonl"
+    sizes = ["--lengths", "256", "--tokens", "512", "--results", str(path), "--commit", "here"]
     assert tpu_table.main(["--configs", *SMALL[:2], *sizes]) == 0
-    before = json.loads(path.read_text())["rows"]
+    before = result_files.read(path)
     assert tpu_table.main(["--configs", *SMALL, *sizes]) == 0
-    rows = json.loads(path.read_text())["rows"]
+    rows = result_files.read(path)
     assert rows[:2] == before
     assert [(row["config"], row["n"], row["sequences"]) for row in rows] == [(name, 256, 2) for name in SMALL]
     assert {row["libtpu"] for row in rows} == {importlib.metadata.version("libtpu")}
@@ -32,24 +32,36 @@ def test_small_configs_of_each_model_compile_for_a_v4_chip_and_rows_at_hand_are_
     assert [line.split(" | ")[0] for line in table[-5:-2]] == [f"| {name}" for name in SMALL]
 
 
-def test_rows_of_another_topology_or_size_are_not_mixed_and_a_config_needs_lengths(tmp_path):
-    path = tmp_path / "table.json"
-    path.write_text(json.dumps({"device": "v4:2x2x1", "rows": [row("mlm_c4/flash", 512, 50.0, 51.2, sequences=8)]}))
-    same = ["--configs", "mlm_c4/flash", "--lengths", "512", "--json", str(path)]
-    for options, said in [
-        (["--topology", "v5e:1x1"], "has rows of v4:2x2x1, this would add some of v5e:1x1"),
-        (["--topology", "v4:2x2x1", "--tokens", "8192"], "has rows of 4,096 tokens, --tokens is 8,192"),
-    ]:
-        with pytest.raises(ValueError, match=said):
-            tpu_table.main([*same, *options])
-    with pytest.raises(ValueError, match="the paper has no context lengths of mlm_c4/flsh: give --lengths"):
+def test_the_table_has_the_newest_rows_of_one_topology_and_size(tmp_path, capsys):
+    about = {"commit": "c", "device": "v4:2x2x1", "sequences": 8}
+    rows = [row("mlm_c4/flash", 512, ms, 51.2, **{**about, **more}) for ms, more in (
+        (50.0, {}), (49.0, {}), (30.0, {"variant": "model.depth=4"}), (31.0, {"device": "v5e:1x1"}),
+        (32.0, {"sequences": 1}),
+    )]  # fmt: skip
+    path = tmp_path / "table.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    sizes = ["--tokens", "4096", "--topology", "v4:2x2x1", "--lengths", "512"]
+    assert tpu_table.main(["--table", *sizes, "--results", str(path)]) == 0
+    assert capsys.readouterr().out.splitlines()[2] == "| mlm_c4/flash | 49.0 (51.2) ms, 2.0 GiB |"
+
+
+def test_the_committed_rows_make_a_table_of_all_models_of_the_paper(capsys):
+    assert tpu_table.main(["--table"]) == 0
+    lines = capsys.readouterr().out.splitlines()[2:]
+    assert [line.split(" | ")[0].removeprefix("| ") for line in lines[:-3]] == [
+        name for name in tpu_table.CONFIGS if name != "lm_pg19/combiner"
+    ]
+
+
+def test_a_config_that_the_paper_lacks_needs_lengths():
+    with pytest.raises(ValueError, match="the paper has no context lengths for mlm_c4/flsh: give --lengths"):
         tpu_table.main(["--configs", "mlm_c4/flsh"])
 
 
 def test_estimates_stand_beside_the_papers_times_and_ratios():
     rows = [row("mlm_c4/flash", 512, 50.0, 51.2), row("mlm_c4/transformer_plus_plus", 512, 80.0, 47.6)]
     table = tpu_table.as_text(rows).splitlines()
-    assert table[2] == "| mlm_c4/flash | 50.0 (51.2) ms, 2.0 GiB |"
+    assert table[3] == "| mlm_c4/flash | 50.0 (51.2) ms, 2.0 GiB |"
     assert table[-1] == "| mlm_c4: Transformer++ / FLASH | 1.60 (0.93) |"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import keras_step, train_step
+from benchmarks import keras_step, result_files, train_step
 from flash_tf import config
 from flash_tf.compiling import artifact, programs
 from flash_tf.training import modelling
@@ -29,8 +29,7 @@ device.program(train_step.main)
 """
 
 
-def rows(path):
-    return json.loads(Path(path).read_text())["rows"]
+rows = result_files.read
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +48,12 @@ def exported(tmp_path_factory):
 
 
 def test_a_step_is_timed_in_tensorflow(tmp_path, capsys):
-    result = str(tmp_path / "result.json")
+    result = str(tmp_path / "result.jsonl")
     overrides = [text for option in TINY for text in ("--set", option)]
     sizes = ["--lengths", "16", "--tokens", "32", "--steps", "10"]
-    assert train_step.main(["--models", "flash", "--task", "mlm", *sizes, *overrides, "--json", result]) == 0
+    assert train_step.main(["--models", "flash", "--task", "mlm", *sizes, *overrides, "--results", result]) == 0
     (row,) = rows(result)
+    assert row["variant"] == ", ".join(TINY)
     expected = {"model": "flash", "framework": "TensorFlow", "task": "mlm", "n": 16, "batch": 2, "tokens": 32}
     assert expected.items() <= row.items()
     assert (row["steps"], row["predicted"]) == (10, 2)
@@ -68,8 +68,8 @@ def test_a_step_is_timed_in_tensorflow(tmp_path, capsys):
 @pytest.mark.full
 def test_an_exported_step_is_timed_without_tensorflow_and_a_wrong_one_is_not_timed(exported, tmp_path):
     right, wrong = exported
-    result = str(tmp_path / "result.json")
-    options = ["--exported", wrong, right, "--steps", "10", "--json", result]
+    result = str(tmp_path / "result.jsonl")
+    options = ["--exported", wrong, right, "--steps", "10", "--results", result]
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_TENSORFLOW, *options], cwd=ROOT, capture_output=True, text=True
     )
@@ -83,7 +83,7 @@ def test_an_exported_step_is_timed_without_tensorflow_and_a_wrong_one_is_not_tim
 
 @pytest.mark.full
 def test_steps_of_an_exported_one_are_traced(exported, tmp_path):
-    options = ["--exported", exported[0], "--steps", "10", "--trace", str(tmp_path)]
+    options = ["--exported", exported[0], "--steps", "10", "--trace", str(tmp_path), "--results", f"{tmp_path}/x.jsonl"]
     command = [sys.executable, "-c", WITHOUT_TENSORFLOW, *options]
     # The profiler of a JAX that also finds libtpu, of another version, ends the process.
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "JAX_PLATFORMS": "cpu"})
@@ -103,12 +103,12 @@ device.program(train_step.main)
 @pytest.mark.full
 @pytest.mark.parametrize(("allowed", "status"), [(0.1, 0), (0.0, 1)])
 def test_a_step_is_timed_in_keras_on_jax_without_tensorflow_if_its_gradients_are_right(allowed, status, tmp_path):
-    result = str(tmp_path / "result.json")
+    result = str(tmp_path / "result.jsonl")
     sizes = ["--models", "transformer_plus_plus", "--task", "mlm", "--lengths", "16", "--tokens", "32", "--steps", "10"]
     sizes += [
         text for option in (*TINY[:3], "model.mixer={type: self_attention, heads: 2}") for text in ("--set", option)
     ]
-    command = [sys.executable, "-c", ON_JAX, str(allowed), *sizes, "--json", result]
+    command = [sys.executable, "-c", ON_JAX, str(allowed), *sizes, "--results", result]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "KERAS_BACKEND": "jax"})
     assert (done.returncode, done.stderr) == (status, "")
     (row,) = rows(result)
@@ -134,5 +134,5 @@ def test_bad_input_is_named_before_anything_is_timed(tmp_path):
         (["--exported", "a/lm", "b/lm", "--trace", "traces"], "folders, which must differ, got lm lm"),
     ):
         with pytest.raises(ValueError, match=said.replace("(", r"\(")):
-            train_step.main([*arguments, "--json", str(tmp_path / "result.json")])
-    assert not (tmp_path / "result.json").exists()
+            train_step.main([*arguments, "--results", str(tmp_path / "result.jsonl")])
+    assert not (tmp_path / "result.jsonl").exists()

@@ -45,7 +45,7 @@ def test_the_file_has_each_documents_tokens_and_an_eos_and_the_terminal_what_was
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        ("data.tokenizer=null", "has no data.tokenizer: tokens without their vocabulary are of no use"),
+        ("data.tokenizer=null", "has no data.tokenizer, which the tokens need"),
         ("model.vocabulary_size=23", "model.vocabulary_size is 23, but the tokenizer"),
     ],
 )

@@ -1,13 +1,12 @@
 """The sweep of learning rates over exported steps, and its picture."""
 
-import json
 import math
 import shutil
 
 import numpy as np
 import pytest
 
-from benchmarks import plot_curves, plots
+from benchmarks import plots, result_files
 from tests.compiling import exports
 
 pytestmark = pytest.mark.full
@@ -20,14 +19,23 @@ def learned(tmp_path_factory):
     (folder / "artifact").rename(folder / "lm_flash")
     files = exports.token_files(folder)
     np.save(files[1], np.load(files[1])[:2000])  # short passes
-    options = ["--learning-rates", *RATES, "--passes", 2, "--out", folder / "runs", "--json", folder / "result.json"]
+    options = [
+        "--learning-rates",
+        *RATES,
+        "--passes",
+        2,
+        "--out",
+        folder / "runs",
+        "--results",
+        folder / "learning.jsonl",
+    ]
     status, _, err = exports.run(folder / "lm_flash", *files, *options, module="benchmarks.learning")
     assert status == 0, err
     return folder
 
 
 def rows(folder):
-    return json.loads((folder / "result.json").read_text())["rows"]
+    return result_files.read(folder / "learning.jsonl")
 
 
 def test_each_rate_goes_over_the_tokens_once_and_the_best_goes_on(learned):
@@ -43,30 +51,28 @@ def test_the_curve_is_that_of_the_losses(learned):
     row = rows(learned)[0]
     folder = learned / "runs" / f"lm_flash-{RATES[0]:g}-1"
     losses = [record["loss"] for record in exports.records(folder)]
-    sizes = np.diff([0, *(point["step"] for point in row["curve"])])
-    means = [point["loss"] for point in row["curve"]]
-    assert np.dot(sizes, means) / len(losses) == pytest.approx(np.mean(losses))
+    sizes = np.diff([0, *row["curve"]["step"]])
+    assert np.dot(sizes, row["curve"]["loss"]) / len(losses) == pytest.approx(np.mean(losses))
+    assert {len(column) for column in row["curve"].values()} == {len(sizes)}
 
 
 def test_a_rate_that_diverges_is_a_row_that_says_so_and_the_others_go_on(learned, tmp_path):
     files = ["--tokens", learned / "train.npy", "--validation", learned / "validation.npy"]
     options = ["--learning-rates", 1e30, RATES[0], "--passes", 1, "--out", tmp_path / "runs"]
     status, _, err = exports.run(
-        learned / "lm_flash", *files, *options, "--json", tmp_path / "result.json", module="benchmarks.learning"
+        learned / "lm_flash", *files, *options, "--results", tmp_path / "learning.jsonl", module="benchmarks.learning"
     )
     assert status == 0, err
     diverged, swept = rows(tmp_path)
     assert (diverged["learning_rate"], swept["learning_rate"]) == (1e30, RATES[0])
     assert diverged["error"].startswith("the loss or its gradient is not a number at step ")
     assert diverged["error"] in err and swept["validation_loss"] == rows(learned)[0]["validation_loss"]
-    (axes, *_) = plots.draw([str(tmp_path / "result.json")])["curves"].axes
-    assert "FLASH" in {line.get_label() for line in axes.get_lines()}
 
 
 def test_other_tokens_are_another_run_and_a_pass_has_two_steps(learned, tmp_path):
     np.save(tmp_path / "other.npy", np.load(learned / "validation.npy")[::-1])
     np.save(tmp_path / "short.npy", np.load(learned / "train.npy")[:40])
-    options = ["--learning-rates", RATES[0], "--out", learned / "runs"]
+    options = ["--learning-rates", RATES[0], "--out", learned / "runs", "--results", tmp_path / "learning.jsonl"]
     for tokens, validation, said in [
         (learned / "train.npy", tmp_path / "other.npy", "holds a run of another validation"),
         (tmp_path / "short.npy", learned / "validation.npy", "a pass needs two steps"),
@@ -91,27 +97,13 @@ def test_what_cannot_begin_says_so_before_it_is_compiled(learned, tmp_path):
     shutil.copy(learned / "lm_flash/config.yaml", tmp_path / "lm_flash")
     (tmp_path / "lm_flash/manifest.json").write_text((learned / "lm_flash/manifest.json").read_text() + "\n")
     options = ["--learning-rates", 1e-3, "--passes", 1, "--out", tmp_path / "runs"]
+    options += ["--results", tmp_path / "learning.jsonl"]
     status, _, err = exports.run(tmp_path / "lm_flash", *files, *options, module="benchmarks.learning")
     assert status == 0, err
 
 
 def test_the_longest_runs_are_drawn(learned):
-    (axes, *_) = plots.draw([str(learned / "result.json")])["curves"].axes
+    (axes, *_) = plots.figures(learned)["learning_lm_cpu"].axes
     lines = {line.get_label(): line.get_xydata() for line in axes.get_lines()}
     longest = rows(learned)[-1]
     assert lines["FLASH"][-1] == pytest.approx((longest["steps"], longest["validation_perplexity"]))
-
-
-def test_of_runs_as_long_the_best_is_drawn_and_any_model_has_a_line(tmp_path):
-    point = {"step": 1, "seconds": 1.0, "loss": 3.0}
-    row = lambda name, loss: {  # noqa: E731
-        "artifact": name, "passes": 1, "validation_loss": loss, "curve": [point],
-        "evaluations": [{"step": 1, "loss": loss}],
-    }  # fmt: skip
-    found = [row("wikitext2_lm-gla_both", 2.0), row("wikitext2_lm-gla_both", 1.0), row("wikitext2_lm-flash", 3.0)]
-    found += [{"artifact": "lm_gla", "passes": 1, "error": "the loss is not a number"}]
-    for rows in (found, []):
-        (tmp_path / "found.json").write_text(json.dumps({"benchmark": "learning", "rows": rows}))
-        runs = plot_curves.of_learning(str(tmp_path / "found.json"))
-        drawn = {run.label: run.evaluations[1] for run in runs}
-        assert drawn == ({"wikitext2_lm-gla_both": 1.0, "FLASH": 3.0} if rows else {})

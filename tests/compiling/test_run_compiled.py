@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from benchmarks import run_compiled
+from benchmarks import result_files, run_compiled
 from benchmarks.compiled_data import Stream
 from benchmarks.compiled_program import DeviceMemoryError, memory_errors
 from benchmarks.compiled_run import Schedule
@@ -154,22 +154,21 @@ def test_a_killed_run_goes_on_from_its_saved_state_to_the_same_losses_and_weight
 @pytest.mark.full
 def test_a_step_is_proved_and_timed_in_bfloat16(tmp_path):
     folder = exports.folder_of(tmp_path, "masked_lm", "train.precision=mixed_bfloat16")
-    status, out, err = exports.run(folder / "artifact", "--steps", 10, "--json", tmp_path / "result.json")
+    status, out, err = exports.run(folder / "artifact", "--steps", 10, "--results", tmp_path / "result.jsonl")
     assert status == 0, err
     lines = dict(line.split("  ", 1) for line in out.splitlines())
     assert lines["check"].strip().startswith("passed: losses ") and "median of 10" in lines["step time"]
-    result = json.loads((tmp_path / "result.json").read_text())
-    (row,) = result["rows"]
+    (row,) = result_files.read(tmp_path / "result.jsonl")
     assert (row["task"], row["n"], row["batch"], row["tokens"]) == ("mlm", runs.LENGTH, 4, 4 * runs.LENGTH)
     assert row["median_ms"] > 0 and row["model_flops"] > 0 and row["peak_bytes"] > 12 * row["parameters"]
     assert row["tokens_per_second"] == pytest.approx(4 * runs.LENGTH / row["median_ms"] * 1e3)
-    assert result["device"] == "cpu" and "jax" in result["versions"]
+    assert row["device"] == "cpu" and "jax" in row["versions"]
 
 
 @pytest.mark.full
 def test_a_step_whose_losses_are_not_tensorflows_is_not_timed(copied):
     spoil(copied, lambda values: values["check"]["losses"].__setitem__(2, values["check"]["losses"][2] * 1.01))
-    status, out, err = exports.run(copied, "--steps", 10)
+    status, out, err = exports.run(copied, "--steps", 10, "--results", copied / "result.jsonl")
     assert (status, out) == (1, "")
     assert "fails its check: loss" in err.splitlines()[-1] and "at step 3" in err and "not timed" in err
 
@@ -235,7 +234,7 @@ def test_arguments_that_mean_nothing_are_refused(causal, tmp_path):
     np.savez(tmp_path / "several.npz", one=np.ones(9, np.uint16))
     assert "several.npz is no .npy file: it holds several" in refused(made, "--tokens", tmp_path / "several.npz", *out)
     assert "--tokens needs --out" in refused(made, "--tokens", tokens)
-    assert "--json and --commit are of a step that is timed" in refused(made, "--tokens", tokens, *out, "--json", "f")
+    assert "--results belongs to timing: training keeps" in refused(made, "--tokens", tokens, *out, "--results", "f")
     assert "--evaluate-every needs --validation" in refused(made, "--tokens", tokens, *out, "--evaluate-every", 2)
     assert "--save-every belongs to --tokens" in refused(made, "--save-every", 3)
     assert "--steps must be 10 or more" in refused(made, "--steps", 3)
