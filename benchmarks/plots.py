@@ -253,9 +253,9 @@ def _learning_figure(task, rows):
     labels = [_with_rate(model, row) if models.count(model) > 1 else plot_style.look(model, [model])[0]
               for model, row in zip(models, rows, strict=True)]  # fmt: skip
     longest = max(row["seconds"] for row in rows)
-    unit, seconds = next(item for item in (("hours", 3600), ("minutes", 60), ("seconds", 1)) if longest >= item[1])
+    unit, seconds = next(item for item in (("hours", 3600), ("minutes", 60), ("seconds", 0)) if longest >= item[1])
     _draw_learning(panels[0], rows, models, labels, "step", 1)
-    _draw_learning(panels[1], rows, models, labels, "seconds", 1 / seconds)
+    _draw_learning(panels[1], rows, models, labels, "seconds", 1 / max(seconds, 1))
     panels[0].set_xlabel("step")
     panels[1].set_xlabel(f"time in training steps ({unit})")
     said = "Thick, with points: validation. Thin: training, mean over neighbouring steps."

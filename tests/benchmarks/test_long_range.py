@@ -101,6 +101,7 @@ def test_rows_weigh_as_much_as_the_transformer_but_for_what_is_their_own():
     assert count("linformer") - whole == 2 * 2 * 128 * LENGTH
 
 
+@pytest.mark.full
 def test_a_system_learns_and_is_not_trained_again(folder, tmp_path, capsys):
     file = tmp_path / "found.jsonl"
     assert long_range.main(flags(folder, file, "--systems", "cosformer")) == 0
@@ -124,7 +125,7 @@ def test_pairs_are_matched_and_stand_beside_other_tasks_rows(tmp_path, capsys):
             write(tmp_path / "data" / label, f"{i}.2.txt", text="xo"[i % 2 == 0] * 9)  # yes: the first text's byte
     file = tmp_path / "found.jsonl"
     file.write_text("".join(json.dumps(_row(task)) + "\n" for task in ("text", "image")))
-    arguments = flags(tmp_path / "data", file, "--task", "retrieval", "--systems", "performer_favor", steps=150)
+    arguments = flags(str(tmp_path / "data"), file, "--task", "retrieval", "--systems", "performer_favor", steps=150)
     assert long_range.main(arguments) == 0
     *others, row = result_files.read(file)
     assert others == [_row("text"), _row("image")]

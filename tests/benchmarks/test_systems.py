@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from benchmarks import backends, result_files, systems
 
 
@@ -30,6 +32,7 @@ def test_the_table_has_the_best_of_the_learning_rates_and_the_best_model_first()
     ]
 
 
+@pytest.mark.full
 def test_a_system_that_this_commit_has_no_row_of_is_measured(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(systems, "LENGTHS", (64, 128))  # seconds rather than minutes
     about = {"device": backends.device_name(), "tokens": 256}
