@@ -11,7 +11,7 @@ from benchmarks.compiled_program import HELD, Compiled, initial_variables, numbe
 from benchmarks.compiled_run import EVALUATIONS, LOSSES, RunFolder, Schedule, State
 from flash_tf.compiling.manifest import Manifest
 from flash_tf.training import weights
-from flash_tf.training.progress import Clock, Progress, peak_flops, perplexity, training_line
+from flash_tf.training.progress import Clock, Progress, peak_flops, perplexity, training_parts
 
 SHOWN_EVERY = 5.0  # seconds of training
 
@@ -129,14 +129,14 @@ class Training:
         self._shown = self.state.seconds, self.state.step
         program, precision = self._step.program, self._manifest.precision
         peak = peak_flops(self._device.device_kind, precision, 1)
-        line = training_line(
+        parts = training_parts(
             self._last,
             steps=self._rates.steps,
             tokens_per_second=program.tokens / seconds,
             mfu=program.flops / seconds / peak if peak else None,
             left=(self._rates.steps - self.state.step) * seconds,
         )
-        self._progress.status(line)
+        self._progress.status(*parts, keep=self.state.step == self._rates.steps)
 
     def _evaluate(self, validation):
         """The validation split once, enqueued two batches at a time."""

@@ -147,7 +147,8 @@ def _train(system, data, args, progress):
             shown = time.perf_counter()
             left = duration((shown - start) / (step - 1) * (args.steps - step))
             found, accuracy = np.mean(lately, axis=0)
-            progress.status(f"step {step:,}/{args.steps:,}  loss {found:.4f}  accuracy {accuracy:.1%}  {left} left")
+            figures = (f"loss {found:.4f}", f"accuracy {accuracy:.1%}", f"{left} left")
+            progress.status(f"step {step:,}/{args.steps:,}", *figures)
             lately.clear()
     seconds = time.perf_counter() - start
     right = 0

@@ -43,7 +43,7 @@ def _tokens(name, split, overrides, progress):
     check_vocabulary(tokenizer, loaded.model["vocabulary_size"], loaded.data.tokenizer)
     progress.line(f"tokenising the {split} split of {name}")
     with tempfile.TemporaryDirectory() as directory:
-        cache = build.make_cache(loaded, directory, tokenizer, split, progress.count)
+        cache = build.make_cache(loaded, directory, tokenizer, split, progress.tokenised)
         return np.concatenate([cache.get(i).tokens for i in range(len(cache.shards))])
 
 

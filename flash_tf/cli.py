@@ -1,4 +1,7 @@
-"""The command `flash-tf`: arguments in, text or one JSON object out. TensorFlow is imported late: --help is quick."""
+"""The command `flash-tf`: arguments in, text or one JSON object out.
+
+Commands import TensorFlow when they run, so that --help is quick.
+"""
 
 import argparse
 import importlib
@@ -8,7 +11,8 @@ import sys
 import tempfile
 import traceback
 
-from flash_tf import commands
+from flash_tf import __version__, commands
+from flash_tf.training.progress import Progress
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -24,10 +28,10 @@ def main(arguments: list[str] | None = None) -> int:
         except Exception as error:
             traceback.print_exc()  # into the log
             status, line = _explain(error, log.path)
-            print(f"flash-tf: {line}", file=log.console)  # noqa: T201
+            log.progress().line(f"flash-tf: {line}")
             return status
         except KeyboardInterrupt:
-            print("flash-tf: interrupted", file=log.console)  # noqa: T201
+            log.progress().line("flash-tf: interrupted")
             return 130
     return 0
 
@@ -54,13 +58,22 @@ def _explain(error: Exception, log: str) -> tuple[int, str]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="flash-tf", description="FLASH, GAU and Transformer language models in Keras: train, evaluate, describe."
+        prog="flash-tf",
+        description="Linear-time Transformers (FLASH, GAU, GLA, Mamba, ...) in Keras: train, evaluate, use, export.",
+        epilog="`flash-tf COMMAND --help` shows the options of a command, and two examples.",
     )
-    found = parser.add_subparsers(required=True, metavar="COMMAND")
+    parser.add_argument("-V", "--version", action="version", version=f"flash-tf {__version__}")
+    found = parser.add_subparsers(required=True, title="commands", metavar="COMMAND")
     for name in commands.NAMES:
         module = importlib.import_module(f"{commands.__name__}.{name.replace('-', '_')}")
-        text = module.__doc__.splitlines()[0]
-        command = found.add_parser(name, help=text[0].lower() + text[1:].rstrip("."), description=text)
+        purpose, _, examples = module.__doc__.partition("\n\nExamples:\n")
+        command = found.add_parser(
+            name,
+            help=purpose.rstrip("."),
+            description=purpose,
+            epilog=f"examples:\n{examples.rstrip()}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
         command.set_defaults(run=module.run)
         module.add_arguments(command)
     return parser
@@ -81,6 +94,7 @@ class _LibraryLog:
         sys.stderr.flush()
         self._python = sys.stderr
         self.console = os.fdopen(os.dup(2), "w", buffering=1)
+        self._progress = Progress(self.console)
         sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
         self.move(self.path)
         return self
@@ -97,11 +111,9 @@ class _LibraryLog:
         with open(path, "a", encoding="utf-8") as file:
             os.dup2(file.fileno(), 2)
 
-    def progress(self):
+    def progress(self) -> Progress:
         """The user's progress line."""
-        from flash_tf.training.progress import Progress
-
-        return Progress(self.console)
+        return self._progress
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""The commands, one file each: its docstring is its help, `add_arguments` takes its parser, `run` its arguments."""
+"""The commands, one file each. Its docstring is its help, `add_arguments` fills its parser, `run` does the work.
+
+A docstring's first line says what the command is for. Two examples follow under "Examples:".
+"""
 
 import json
 
@@ -21,24 +24,45 @@ NAMES = (
 
 def takes_config(parser) -> None:
     """A config, and overrides of its options."""
-    parser.add_argument("config", metavar="CONFIG", help="a YAML file, or a name that `flash-tf list` shows")
-    parser.add_argument(
+    group = parser.add_argument_group("config")
+    group.add_argument("config", metavar="CONFIG", help="a YAML file, or a name from `flash-tf list`")
+    takes_overrides(group)
+
+
+def takes_overrides(group) -> None:
+    """Overrides of a config's options."""
+    group.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="override an option, as data.sequence_length=1024; may be repeated",
+        help="override an option, for example data.sequence_length=1024; may be repeated",
     )
 
 
 def takes_model(parser) -> None:
-    """A trained model."""
-    parser.add_argument("model_dir", metavar="MODEL_DIR", help="where `train` left the run")
+    """A trained model, and which of its checkpoints."""
+    group = parser.add_argument_group("model")
+    group.add_argument("model_dir", metavar="MODEL_DIR", help="the folder of the run")
+    group.add_argument(
+        "--checkpoint",
+        choices=("best", "newest"),
+        default="best",
+        help="the one with the lowest validation loss (default), or the one with the most steps",
+    )
 
 
-def gives_json(parser) -> None:
-    """A switch for machines that read."""
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+def gives_json(parser, out: str | None = None) -> None:
+    """What the command prints or writes.
+
+    Args:
+      parser: The command's.
+      out: Help for `--out`; None for a command that only prints.
+    """
+    group = parser.add_argument_group("output")
+    if out is not None:
+        group.add_argument("--out", metavar="DIR", help=out)
+    group.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def show(result: dict | str, as_json: bool) -> None:

@@ -1,4 +1,9 @@
-"""Export training step and decoding, or compile the step for a TPU."""
+"""Export a training step, or compile it for a TPU.
+
+Examples:
+  flash-tf compile quickstart --out artifacts/quickstart
+  flash-tf compile lm_pg19/flash --topology v4:2x2x1
+"""
 
 import gc
 
@@ -7,15 +12,18 @@ from flash_tf.commands import gives_json, show, takes_config
 
 def add_arguments(parser) -> None:
     takes_config(parser)
-    parser.add_argument("--out", metavar="DIR", help="where the artifact goes: a new folder, or an older artifact's")
-    parser.add_argument(
-        "--check-tokens", type=int, metavar="N", help="tokens of the step that proves a runner right (default ≤ 1,024)"
+    export = parser.add_argument_group("export")
+    export.add_argument(
+        "--check-tokens", type=int, metavar="N", help="tokens of the step that checks a runner (default at most 1,024)"
     )
-    parser.add_argument(
+    export.add_argument(
         "--decode-batch", type=int, metavar="N", help="texts that a causal model decodes together (default 1)"
     )
-    parser.add_argument("--topology", metavar="T", help="compile for TPUs, as v4:2x2x1, and say what it would cost")
-    gives_json(parser)
+    tpu = parser.add_argument_group("TPU")
+    tpu.add_argument(
+        "--topology", metavar="T", help="compile for these TPUs, for example v4:2x2x1, and report time and memory"
+    )
+    gives_json(parser, "write the artifact here: a new folder, or an older artifact to replace")
 
 
 def run(args, log) -> None:

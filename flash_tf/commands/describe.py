@@ -1,4 +1,9 @@
-"""Parameters, FLOPs and memory of a config."""
+"""Show the parameters, FLOPs and memory of a config.
+
+Examples:
+  flash-tf describe mlm_c4/flash
+  flash-tf describe quickstart --set model.depth=8 --json
+"""
 
 from flash_tf.commands import gives_json, show, takes_config
 

@@ -1,13 +1,15 @@
-"""Validation loss and perplexities of a trained model."""
+"""Measure a trained model's validation loss and perplexity.
+
+Examples:
+  flash-tf evaluate runs/quickstart
+  flash-tf evaluate runs/quickstart --checkpoint newest --json
+"""
 
 from flash_tf.commands import gives_json, show, takes_model
 
 
 def add_arguments(parser) -> None:
     takes_model(parser)
-    parser.add_argument(
-        "--checkpoint", choices=("best", "newest"), default="best", help="by validation loss (default), or by step"
-    )
     gives_json(parser)
 
 

@@ -1,25 +1,33 @@
-"""Write a trained model for servers: a SavedModel with the tokenizer inside."""
+"""Write a trained model as a SavedModel for servers.
+
+Examples:
+  flash-tf export runs/quickstart exports/quickstart
+  flash-tf export runs/quickstart exports/quickstart --precision bfloat16
+"""
 
 from flash_tf.commands import gives_json, show, takes_model
 
 
 def add_arguments(parser) -> None:
     takes_model(parser)
-    parser.add_argument("out", metavar="OUT", help="where to: a new folder, or an older export, which is replaced")
-    parser.add_argument(
-        "--checkpoint", choices=("best", "newest"), default="best", help="by validation loss (default), or by step"
+    sizes = parser.add_argument_group("signatures")
+    sizes.add_argument("--ids-only", action="store_true", help="leave the tokenizer out: signatures take token ids")
+    sizes.add_argument("--max-length", type=int, metavar="N", help="tokens of a row at most (default: as in training)")
+    sizes.add_argument(
+        "--max-new-tokens", type=int, metavar="N", help="causal models: tokens that `generate` adds (default 64)"
     )
-    parser.add_argument("--ids-only", action="store_true", help="leave the tokenizer out: signatures take ids")
-    parser.add_argument(
+    sizes.add_argument("--top-k", type=int, metavar="K", help="masked models: tokens for each mask (default 5)")
+    files = parser.add_argument_group("files")
+    files.add_argument("out", metavar="OUT", help="a new folder, or an older export to replace")
+    files.add_argument(
         "--precision",
         choices=("float32", "mixed_bfloat16", "bfloat16"),
-        help="as the training's by default; bfloat16 stores the weights in half the space",
+        help="default: as in training; bfloat16 halves the size of the weights",
     )
-    parser.add_argument("--max-length", type=int, metavar="N", help="most tokens of a row (default the config's)")
-    parser.add_argument("--max-new-tokens", type=int, metavar="N", help="what `generate` adds at most (default 64)")
-    parser.add_argument("--top-k", type=int, metavar="K", help="tokens for each mask (default 5)")
-    parser.add_argument("--vocabulary-licence", metavar="TEXT", help="what assets.extra/export.json says of it")
-    parser.add_argument("--tflite", action="store_true", help="write model.tflite too, for one row, in float32")
+    files.add_argument(
+        "--vocabulary-licence", metavar="TEXT", help="a note on the licence for assets.extra/export.json"
+    )
+    files.add_argument("--tflite", action="store_true", help="also write model.tflite, for one row, in float32")
     gives_json(parser)
 
 
@@ -42,6 +50,6 @@ def run(args, log) -> None:
     wrong, kind, other = ("top_k", "causal", "masked") if restored.model.causal else ("new_tokens", "masked", "causal")
     if counts[wrong] is not None:
         option = {"top_k": "--top-k", "new_tokens": "--max-new-tokens"}[wrong]
-        raise ValueError(f"{option} goes with {other} models, and that of {args.model_dir} is {kind}")
+        raise ValueError(f"{option} is for {other} models, and {args.model_dir} has a {kind} one")
     about = saved_model.export(restored, args.out, options, progress.line)
     show(about if args.json else saved_model.as_text(about, args.out), args.json)

@@ -1,23 +1,30 @@
-"""Continue prompts with a trained causal model, and print the text as it comes."""
+"""Continue prompts with a trained causal model.
+
+Examples:
+  flash-tf generate runs/lm --prompt "The sea was"
+  flash-tf generate runs/lm --prompt "The sea was" --temperature 0.8 --top-p 0.9
+"""
 
 from flash_tf.commands import gives_json, show, takes_model
 
 
 def add_arguments(parser) -> None:
     takes_model(parser)
-    parser.add_argument(
-        "--prompt", action="append", required=True, metavar="TEXT", help="may be repeated: texts then grow together"
+    text = parser.add_argument_group("text")
+    text.add_argument(
+        "--prompt", action="append", required=True, metavar="TEXT", help="may be repeated; texts then grow together"
     )
-    parser.add_argument(
-        "--max-new-tokens", type=int, default=64, metavar="N", help="for each prompt, unless its text ends (default 64)"
+    text.add_argument(
+        "--max-new-tokens", type=int, default=64, metavar="N", help="tokens to add to each prompt at most (default 64)"
     )
-    parser.add_argument(
-        "--temperature", type=float, metavar="T", help="draw tokens, from logits over T (default greedy)"
+    drawing = parser.add_argument_group("sampling", "Without these options each token is the likeliest one.")
+    drawing.add_argument("--temperature", type=float, metavar="T", help="sample from the logits divided by T")
+    drawing.add_argument("--top-k", type=int, metavar="K", help="sample from the K likeliest tokens")
+    drawing.add_argument(
+        "--top-p", type=float, metavar="P", help="sample from the likeliest tokens whose probabilities reach P"
     )
-    parser.add_argument("--top-k", type=int, metavar="K", help="draw from the K likeliest tokens")
-    parser.add_argument("--top-p", type=float, metavar="P", help="draw from the likeliest tokens that reach P together")
-    parser.add_argument("--beam", type=int, metavar="W", help="the likeliest of W texts that grow together")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of what is drawn (default 0)")
+    drawing.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the samples (default 0)")
+    drawing.add_argument("--beam", type=int, metavar="W", help="beam search of width W; does not sample")
     gives_json(parser)
 
 
@@ -25,12 +32,15 @@ def run(args, log) -> None:
     sampler = _sampler(args)
     from flash_tf.training.restore import restore
 
-    model = restore(args.model_dir, log.progress().line).model
+    progress = log.progress()
+    model = restore(args.model_dir, progress.line, args.checkpoint).model
     if not model.causal:
         raise ValueError(f"generate needs a causal language model, {args.model_dir} has a {type(model).__name__}")
     options = (args.max_new_tokens, sampler, args.seed)
     if args.json or args.beam is not None or len(args.prompt) > 1:
+        progress.status(f"generating {args.max_new_tokens:,} tokens for {len(args.prompt):,} prompts")
         texts = model.generate(args.prompt, *options)
+        progress.clear()
         rows = [{"prompt": prompt, "text": text} for prompt, text in zip(args.prompt, texts, strict=True)]
         show({"texts": rows} if args.json else "\n\n".join(texts), args.json)
     else:
@@ -53,5 +63,5 @@ def _sampler(args):
     if args.beam is None:
         return Sampler(**drawn) if drawn else GREEDY
     if drawn:
-        raise ValueError(f"--beam draws nothing: it does not go with --{next(iter(drawn)).replace('_', '-')}")
+        raise ValueError(f"--beam does not sample, so it cannot be used with --{next(iter(drawn)).replace('_', '-')}")
     return BeamSearch(args.beam)

@@ -1,4 +1,9 @@
-"""Draw what the layers of a trained model look at in a text."""
+"""Draw the attention maps of a trained model on a text.
+
+Examples:
+  flash-tf inspect runs/quickstart --text "for i in <mask>(10):"
+  flash-tf inspect runs/quickstart --text "import os, sys" --layer 0 --out maps
+"""
 
 from pathlib import Path
 
@@ -7,17 +12,14 @@ from flash_tf.commands import gives_json, show, takes_model
 
 def add_arguments(parser) -> None:
     takes_model(parser)
-    parser.add_argument("--text", required=True, help="what the model reads; <mask> is a mask to a masked model")
-    parser.add_argument("--start", type=int, default=0, metavar="I", help="first token that maps name (default 0)")
-    parser.add_argument("--tokens", type=int, metavar="N", help="tokens that maps name, 40 at most")
-    parser.add_argument(
-        "--layer", type=int, action="append", default=[], metavar="I", help="draw this layer; may be repeated"
+    maps = parser.add_argument_group("maps")
+    maps.add_argument("--text", required=True, help="the text to read; a masked model takes <mask> as a mask")
+    maps.add_argument(
+        "--layer", type=int, action="append", default=[], metavar="I", help="draw only this layer; may be repeated"
     )
-    parser.add_argument(
-        "--checkpoint", choices=("best", "newest"), default="best", help="by validation loss (default), or by step"
-    )
-    parser.add_argument("--out", metavar="DIR", help="where the pictures go; default MODEL_DIR/pictures")
-    gives_json(parser)
+    maps.add_argument("--start", type=int, default=0, metavar="I", help="the first token on the axes (default 0)")
+    maps.add_argument("--tokens", type=int, metavar="N", help="tokens on the axes, 40 at most")
+    gives_json(parser, "write the pictures here (default MODEL_DIR/pictures)")
 
 
 def run(args, log) -> None:

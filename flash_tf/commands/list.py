@@ -1,4 +1,9 @@
-"""Every system that there is, and the mixers, models, sources and configs."""
+"""List the systems, mixers, models, data sources and configs.
+
+Examples:
+  flash-tf list
+  flash-tf list --json
+"""
 
 from flash_tf.commands import gives_json, show
 

@@ -1,16 +1,17 @@
-"""Draw the curves of runs: loss, perplexity, throughput, gradient norm."""
+"""Draw loss, perplexity, throughput and gradient norm of runs.
+
+Examples:
+  flash-tf plot runs/quickstart
+  flash-tf plot FLASH=runs/flash GAU=runs/gau --out pictures/comparison
+"""
 
 from flash_tf.commands import gives_json, show
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument(
-        "runs", metavar="RUN_DIR", nargs="+", help="where `train` keeps a run; LABEL=RUN_DIR gives it a name"
-    )
-    parser.add_argument(
-        "--out", metavar="DIR", help="where the pictures go; default RUN_DIR/pictures, or ./pictures of several runs"
-    )
-    gives_json(parser)
+    runs = parser.add_argument_group("runs")
+    runs.add_argument("runs", metavar="RUN_DIR", nargs="+", help="the folder of a run; LABEL=RUN_DIR names its curve")
+    gives_json(parser, "write the pictures here (default RUN_DIR/pictures, for several runs ./pictures)")
 
 
 def run(args, log) -> None:

@@ -1,37 +1,33 @@
-"""Where the time of a step goes: device, host, input; its costliest operations, FLOP/s and memory."""
+"""Measure where the time and memory of a step go.
+
+Examples:
+  flash-tf profile quickstart
+  flash-tf profile runs/lm --mode decode --batch 8 --out profiles/lm
+"""
 
 import tempfile
 
-from flash_tf.commands import gives_json, show
+from flash_tf.commands import gives_json, show, takes_overrides
 
 MODES = ("train", "prefill", "decode")
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument(
-        "config", metavar="CONFIG_OR_MODEL_DIR", help="a config's file or name, or where `train` left a run"
+    group = parser.add_argument_group("config or model")
+    group.add_argument("config", metavar="CONFIG_OR_MODEL_DIR", help="a config's file or name, or the folder of a run")
+    takes_overrides(group)
+    step = parser.add_argument_group("steps")
+    step.add_argument("--mode", choices=MODES, default="train", help="the kind of step (default train)")
+    step.add_argument("--steps", type=int, default=10, metavar="N", help="steps to capture (default 10)")
+    step.add_argument("--batch", type=int, metavar="N", help="texts in a step of prefill or decode (default 1)")
+    gives_json(
+        parser, "keep the trace and latency.json here (default MODEL_DIR/profile; for a config they are not kept)"
     )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="override an option of a config; repeatable",
-    )
-    parser.add_argument("--mode", choices=MODES, default="train", help="what a step is (default train)")
-    parser.add_argument("--steps", type=int, default=10, metavar="N", help="steps to capture (default 10)")
-    parser.add_argument(
-        "--batch", type=int, metavar="N", help="texts that prefill or decode takes together (default 1)"
-    )
-    parser.add_argument(
-        "--out", metavar="DIR", help="where trace and latency.json go; default MODEL_DIR/profile, of a config nowhere"
-    )
-    gives_json(parser)
 
 
 def run(args, log) -> None:
     if args.batch is not None and args.mode == "train":
-        raise ValueError("--batch belongs to prefill and decode; training's follows from train.tokens_per_step")
+        raise ValueError("--batch is for prefill and decode; train.tokens_per_step sets the batch of training")
     from flash_tf.profiling import latency
     from flash_tf.training import profile_modes
 

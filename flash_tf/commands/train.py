@@ -1,4 +1,9 @@
-"""Train a config, or go on with the run in the model directory."""
+"""Train a config, or resume its run.
+
+Examples:
+  flash-tf train quickstart
+  flash-tf train mlm_c4/flash --model-dir runs/c4 --set train.steps=1000
+"""
 
 import os
 
@@ -7,7 +12,8 @@ from flash_tf.commands import takes_config
 
 def add_arguments(parser) -> None:
     takes_config(parser)
-    parser.add_argument("--model-dir", metavar="DIR", help="where the run is kept; default runs/CONFIG")
+    run = parser.add_argument_group("run")
+    run.add_argument("--model-dir", metavar="DIR", help="the folder of the run, new or to resume (default runs/CONFIG)")
 
 
 def run(args, log) -> None:

@@ -1,4 +1,9 @@
-"""Time a few training steps per chunk size, and write the fastest of an implementation's into the config."""
+"""Find the fastest chunk size, and write it into the config.
+
+Examples:
+  flash-tf tune my.yaml
+  flash-tf tune lm_pg19/flash --sizes 64 128 256 --steps 10
+"""
 
 from pathlib import Path
 
@@ -7,8 +12,11 @@ from flash_tf.commands import gives_json, show, takes_config
 
 def add_arguments(parser) -> None:
     takes_config(parser)
-    parser.add_argument("--steps", type=int, default=5, metavar="N", help="timed for each size (default 5)")
-    parser.add_argument("--sizes", type=int, nargs="+", metavar="N", help="default: 16, 32, … up to the length or 512")
+    timing = parser.add_argument_group("timing")
+    timing.add_argument("--steps", type=int, default=5, metavar="N", help="steps to time for each size (default 5)")
+    timing.add_argument(
+        "--sizes", type=int, nargs="+", metavar="N", help="default: powers of two from 16 to 512 or the sequence length"
+    )
     gives_json(parser)
 
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from flash_tf.config import ProfileConfig, TrainConfig
 from flash_tf.profiling.capture import Capture
 from flash_tf.training.checkpoints import Checkpoints
-from flash_tf.training.progress import Clock, Progress, perplexity, training_line
+from flash_tf.training.progress import Clock, Progress, lasting, perplexity, training_parts
 from flash_tf.training.run_directory import Records
 from flash_tf.training.step import COLUMNS
 from flash_tf.training.trainer import Trainer
@@ -52,7 +52,7 @@ class CheckFinite:
 
 
 class Report:
-    """Writes each step's record to metrics.jsonl, and shows one line a loop.
+    """Writes each step's record to metrics.jsonl, and shows the last one; every so many steps the line stays.
 
     Args:
       trainer: Whose records.
@@ -78,6 +78,12 @@ class Report:
         self._trainer, self._step, self._records, self._progress = trainer, step, records, progress
         self._steps, self._tokens_per_step = config.steps, config.tokens_per_step
         self._flops_per_step, self._peak, self._clock = flops_per_step, peak, Clock()
+        self._stays = lasting(config.steps)
+
+    def begin(self) -> None:
+        """Says what the wait before the first figures is for."""
+        if (done := int(self._step.numpy())) < self._steps:
+            self._progress.status(f"step {done:,}/{self._steps:,}", "compiling the training step")
 
     def restart_clock(self) -> None:
         """Leaves the time since the last loop, of an evaluation say, out of the rate."""
@@ -94,7 +100,8 @@ class Report:
         mfu = self._flops_per_step * len(history) / seconds / self._peak if self._peak else None
         left = (self._steps - last) * seconds / len(history)
         line = {"tokens_per_second": rate, "mfu": mfu, "left": left, "waiting": self._trainer.waiting}
-        self._progress.status(training_line(lines[-1], steps=self._steps, **line))
+        stays = last // self._stays > (last - len(history)) // self._stays or last == self._steps
+        self._progress.status(*training_parts(lines[-1], steps=self._steps, **line), keep=stays)
 
 
 class Save:

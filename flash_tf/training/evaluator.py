@@ -20,11 +20,21 @@ class Evaluator(orbit.AbstractEvaluator):
       strategy: Under whose scope the model was made.
       batches: Makes the windows, each once; called at the first evaluation.
       counts_words: Whether to report perplexity per word of the original text.
+      report: Called as `report(done, total)` after each batch.
     """
 
-    def __init__(self, *, model, objective, strategy, batches: Callable[[], EvaluationBatches], counts_words: bool):
+    def __init__(
+        self,
+        *,
+        model,
+        objective,
+        strategy,
+        batches: Callable[[], EvaluationBatches],
+        counts_words: bool,
+        report: Callable[[int, int], None] = lambda done, total: None,
+    ):
         self.strategy, self._make_batches = strategy, batches
-        self._model, self._objective = model, objective
+        self._model, self._objective, self._report = model, objective, report
         self._counts_words = counts_words and objective.overlap == 1
         self._step = tf.function(self._all_replicas, autograph=False)
 
@@ -38,8 +48,9 @@ class Evaluator(orbit.AbstractEvaluator):
         del num_steps
         dataset = self.strategy.distribute_datasets_from_function(self._dataset)
         iterator, total = iter(dataset), 0.0
-        for _ in range(len(self.batches)):
+        for done in range(len(self.batches)):
             total = total + self._step(next(iterator)).numpy().astype(np.float64)
+            self._report(done + 1, len(self.batches))
         return summarize(total[0], total[1:], self.batches.words if self._counts_words else None)
 
     def _dataset(self, context):

@@ -18,7 +18,7 @@ from flash_tf.training.checkpoints import Checkpoints
 from flash_tf.training.evaluator import Evaluator, per_replica
 from flash_tf.training.objective import OBJECTIVES
 from flash_tf.training.optimizer import AdamW
-from flash_tf.training.progress import Progress, evaluation_line, peak_flops
+from flash_tf.training.progress import Progress, evaluation_parts, peak_flops
 from flash_tf.training.restore import restore
 from flash_tf.training.step import TrainStep, uses_xla
 from flash_tf.training.strategy import device_name, is_chief, make_strategy
@@ -67,12 +67,13 @@ def train(config: Config, model_dir: str, progress: Progress) -> dict:
                 signals,
             ],
         )
+        report.begin()
         for until in _evaluation_steps(run):
             report.restart_clock()
             with errors_of(stream):
                 controller.train(steps=until, checkpoint_at_completion=False)
             run.evaluation = {"step": until, **controller.evaluate()}
-            progress.line(evaluation_line(run.evaluation))
+            progress.status(*evaluation_parts(run.evaluation), keep=True)
             evaluations.append([run.evaluation])
             run.save()
     if not run.evaluation:
@@ -192,7 +193,7 @@ def _prepare(config, model_dir, progress):
 def _open_stream(run):
     config = run.config
     return WindowStream(
-        build.make_cache(config, run.model_dir, run.tokenizer, "train", run.progress.count),
+        build.make_cache(config, run.model_dir, run.tokenizer, "train", run.progress.tokenised),
         sequence_length=config.data.sequence_length,
         overlap=run.objective.overlap,
         packing=config.data.packing,
@@ -223,7 +224,7 @@ def make_evaluator(run: Run, batch_size: int) -> Evaluator:
     config = run.config
     batches = functools.partial(
         EvaluationBatches,
-        build.make_cache(config, run.model_dir, run.tokenizer, "validation", run.progress.count),
+        build.make_cache(config, run.model_dir, run.tokenizer, "validation", run.progress.tokenised),
         sequence_length=config.data.sequence_length,
         overlap=run.objective.overlap,
         packing=config.data.packing,
@@ -233,7 +234,12 @@ def make_evaluator(run: Run, batch_size: int) -> Evaluator:
     )
     counts_words = build.SOURCES.build(config.data.source).counts_words
     return Evaluator(
-        model=run.model, objective=run.objective, strategy=run.strategy, batches=batches, counts_words=counts_words
+        model=run.model,
+        objective=run.objective,
+        strategy=run.strategy,
+        batches=batches,
+        counts_words=counts_words,
+        report=run.progress.evaluated,
     )
 
 

@@ -86,7 +86,7 @@ BAD = {
     "an option of other models": (
         "model",
         ["--max-new-tokens", "3"],
-        "--max-new-tokens goes with causal models, and that of",
+        "--max-new-tokens is for causal models, and",
     ),
     "a bucket": ("model", ["gs://there"], "an export is written to a local folder"),
 }

@@ -202,7 +202,7 @@ def test_what_cannot_be_profiled_is_said_in_one_line_and_leaves_nothing(folder, 
         profile_modes.load(str(folder), ["train.steps=3"])
     path = runs.write(folder, model={"depth": 1})
     arguments = ["profile", path, "--out", tmp_path / "out", "--batch", "2"]
-    assert "--batch belongs to prefill and decode" in one_line(runs.command(tmp_path, *arguments))
+    assert "--batch is for prefill and decode" in one_line(runs.command(tmp_path, *arguments))
     assert sorted(one.name for one in tmp_path.iterdir()) == ["stderr", "stdout"]
 
 

@@ -85,5 +85,5 @@ def test_a_run_that_waits_for_input_says_so_and_how_much(folder, monkeypatch):
 def test_a_little_waiting_is_not_worth_a_word():
     record = {"step": 1, "loss": 1.0, "learning_rate": 0.1, "gradient_norm": 1.0}
     said = {"steps": 2, "tokens_per_second": 1.0, "mfu": None, "left": 1.0}
-    assert "waiting" not in progress.training_line(record, waiting=progress.WAITING, **said)
-    assert "  waiting for input 11%  " in progress.training_line(record, waiting=0.11, **said)
+    assert not any("waiting" in part for part in progress.training_parts(record, waiting=progress.WAITING, **said))
+    assert "waiting for input 11%" in progress.training_parts(record, waiting=0.11, **said)

@@ -67,9 +67,9 @@ class Lines(Progress):
         super().__init__(io.StringIO())
         self._at, self._loops = at, 0
 
-    def status(self, text):
-        super().status(text)
-        if text.startswith("step "):
+    def status(self, *parts, keep=False):
+        super().status(*parts, keep=keep)
+        if parts[-1].startswith("|g|"):
             self._loops += 1
             self._at(self._loops)
 

@@ -76,8 +76,8 @@ EARLY = [
     (os, "replace", before, 1, 3),  # token files
 ]
 LATE = [
-    *[(runs.Lines, "status", after, 3, 5)] * 3,  # tokenised shards are two; then between loops of steps
-    *[(runs.Lines, "status", within, 3, 5)] * 2,  # in the next loop
+    *[(runs.Lines, "status", after, 4, 6)] * 3,  # tokenised shards are two, then the start; then between loops of steps
+    *[(runs.Lines, "status", within, 4, 6)] * 2,  # in the next loop
     (tf.train.Checkpoint, "write", before, 1, 2),
     *[(tf.train.Checkpoint, "write", within, 1, 2)] * 3,
     (tf.train.Checkpoint, "write", after, 1, 2),  # whole, but without a marker
