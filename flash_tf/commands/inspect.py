@@ -26,7 +26,7 @@ def run(args, log) -> None:
     from flash_tf import pictures
 
     pictures.check_matplotlib()
-    from flash_tf.pictures import page, report
+    from flash_tf.pictures import inspection, page
     from flash_tf.training.restore import restore
 
     run = restore(args.model_dir, log.progress().line, args.checkpoint)
@@ -34,7 +34,7 @@ def run(args, log) -> None:
     page.folder(out)
     longest = run.config.data.sequence_length
     chosen = {"start": args.start, "tokens": args.tokens, "layers": args.layer}
-    found = report.read(run.model, run.tokenizer, args.text, longest=longest, **chosen)
+    found = inspection.read(run.model, run.tokenizer, args.text, longest=longest, **chosen)
     files = page.write(out, "inspect", found.html(f"{args.model_dir}, step {run.step:,}"), found.pictures)
     for file in set(page.folder(out).glob("inspect_layer_*.png")) - {Path(file) for file in files}:
         file.unlink()  # of another text, or of layers that were not asked for

@@ -1,14 +1,13 @@
 """Pictures of runs and of models, for people: PNG files, and all of them in one HTML file.
 
-`curves` draws what runs recorded, and `records` reads it without TensorFlow. `inspection` runs a text through a model,
-`attention_maps` computes its mixers' weights in float64, and `attention` draws them. `style` sets the look, and `page`
-writes the files.
+`records` reads runs and `curves` draws them; neither needs TensorFlow. `inspection` draws a model's mixers at work on
+a text, with weights that `attention_maps` computes again in plain float64. `style` has the look of pictures, `page` writes them.
 """
 
 import importlib.util
 
 
 def check_matplotlib() -> None:
-    """Raises a ValueError unless matplotlib is there, which an installation without dependencies may lack."""
+    """Raises a ValueError unless matplotlib is installed."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ValueError("pictures need matplotlib, which is not installed: pip install 'flash-tf[tensorflow]'")

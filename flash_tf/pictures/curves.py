@@ -1,7 +1,8 @@
-"""Curves of runs: loss and perplexity against steps and against time, throughput, gradient norm."""
+"""Curves of runs: loss, perplexity, throughput and gradient norm, and their figures in a table."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -9,52 +10,229 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from flash_tf.pictures import page, style
-from flash_tf.pictures.records import Run
+from flash_tf.pictures.records import Run, by_task
 
 POINTS = 200  # of a curve, each the mean of as many records as that needs
-BANDS = 4  # runs at most whose spread is drawn: more would hide each other
+BANDS = 4  # runs at most whose range is drawn: more would hide each other
 HEAD = ("run", "steps", "last loss", "best validation", "perplexity", "at step", "tokens/s", "hours", "state")
 NOTES = (
-    "Last loss: of the last step. Best validation: the lowest loss on the validation split, in nats a token, with its "
-    "perplexity and step. Tokens/s: the median over steps. Hours: of training steps alone; evaluations, and the time "
-    "between the starts of a run that was resumed, are left out. Of a step that was repeated after a crash the last "
-    "record stands. State: done, the share of the planned steps, or where the loss was no number any more."
+    "Last loss: the loss of the last step. Best validation: the lowest loss on the validation split, in nats per "
+    "token, with its perplexity and step. Tokens/s: the median over steps. Hours: the time of training steps, without "
+    "evaluations and without pauses between two starts of a run. When a step was repeated after a crash, its last "
+    "record counts. State: done, the share of the planned steps, or the step where the loss was no longer a number."
+)
+LINES = "Lines show training: each point is the mean of neighbouring steps, the shade their range."
+
+
+class Quantity(NamedTuple):
+    """A quantity to draw.
+
+    Attributes:
+      name: Name of the file, without ending.
+      title: Heading of the picture.
+      label: The y axis, with its unit.
+      caption: What the picture shows.
+      values: The quantity of each record of a run.
+      text: Format of a value at the end of a curve.
+      logarithmic: Whether the y axis is.
+      loss: The function of a loss that the quantity is, None if it is not one. Validation is drawn for these.
+      of_task: Whether it can be compared only between runs of one task.
+    """
+
+    name: str
+    title: str
+    label: str
+    caption: str
+    values: Callable[[Run], np.ndarray]
+    text: str
+    logarithmic: bool = False
+    loss: Callable[[np.ndarray], np.ndarray] | None = None
+    of_task: bool = True
+
+
+QUANTITIES = (
+    Quantity(
+        "loss",
+        "Loss",
+        "loss (nats per token)",
+        f"{LINES} Dots are validation. A cross marks the end of a run that diverged.",
+        lambda run: run.loss,
+        "{:.3f}",
+        loss=np.asarray,
+    ),
+    Quantity(
+        "perplexity",
+        "Perplexity",
+        "perplexity, exp(loss per token)",
+        f"{LINES} Dots are validation. A cross marks the end of a run that diverged.",
+        lambda run: run.loss,
+        "{:,.2f}",
+        logarithmic=True,
+        loss=lambda x: np.exp(np.minimum(x, 700)),
+    ),
+    Quantity(
+        "throughput",
+        "Throughput",
+        "throughput (tokens per second)",
+        f"{LINES} The first loop of steps includes compilation. Evaluations are left out.",
+        lambda run: run.rate,
+        "{:,.0f}",
+        of_task=False,
+    ),
+    Quantity(
+        "gradient_norm",
+        "Gradient norm",
+        "gradient norm (before clipping)",
+        f"{LINES} The norm belongs to the mean gradient of a step.",
+        lambda run: run.gradient_norm,
+        "{:.3g}",
+        logarithmic=True,
+    ),
 )
 
 
 def pictures(runs: Sequence[Run]) -> list[page.Picture]:
     """All pictures of some runs."""
-    timed = [run for run in runs if run.seconds is not None]
+    apart = "; ".join(f"{group[0].task}: {', '.join(run.label for run in group)}" for group in by_task(runs))
     untimed = ", ".join(run.label for run in runs if run.seconds is None)
-    lines = "Lines are training, each point the mean of neighbouring steps, the shade their range; dots are validation"
-    caption = f"{lines}; a cross is where a run stopped having a loss."
-    if untimed:
-        caption += f" Without times, so against steps alone: {untimed}."
-    return [
-        page.picture("loss", "Loss", caption, _against_both(runs, timed, "loss (nats a token)")),
-        page.picture("perplexity", "Perplexity", caption, _against_both(runs, timed, "perplexity, exp(loss)", _exp)),
-        page.picture(
-            "throughput",
-            "Throughput",
-            "Tokens a second of training steps; the first loop includes compilation. Evaluations are left out.",
-            _alone(runs, [run.rate for run in runs], "tokens per second"),
-        ),
-        page.picture(
-            "gradient_norm",
-            "Gradient norm",
-            "Norm of a step's mean gradient before global clipping; the shade is the range of neighbouring steps.",
-            _alone(runs, [run.gradient_norm for run in runs], "gradient norm", logarithmic=True),
-        ),
-    ]
+    found = []
+    for quantity in QUANTITIES:
+        caption = quantity.caption
+        if quantity.of_task and len(by_task(runs)) > 1:
+            caption += f" Different tasks cannot be compared and have panels of their own. {apart}."
+        if quantity.loss and untimed and len(runs) > 1:
+            caption += f" Without times, so against steps alone: {untimed}."
+        found.append(page.picture(quantity.name, quantity.title, caption, figure(runs, quantity)))
+    return found
+
+
+def figure(runs: Sequence[Run], quantity: Quantity) -> Figure:
+    """A quantity of some runs: a row of panels for each task, against steps and, to compare losses, against time."""
+    groups = by_task(runs) if quantity.of_task else [list(runs)]
+    timed = [run for run in runs if run.seconds is not None] if quantity.loss and len(runs) > 1 else []
+    drawn, axes = style.figure(len(groups), 2 if timed else 1, 3.9 if len(groups) == 1 else 3.2 * len(groups))
+    of_one = f" of {runs[0].label}" if len(runs) == 1 else ""
+    style.title(drawn, f"{quantity.title}{of_one}")
+    looks = {run.label: style.line_look(i) for i, run in enumerate(runs)}
+    ends, beyond = [], False
+    for row, group in zip(axes, groups, strict=True):
+        panels = _Panels(row, quantity, group, looks, _unit(timed))
+        ends += panels.ends
+        beyond |= panels.beyond
+        if len(groups) > 1:
+            row[0].set_title(style.literal(str(group[0].task)), fontsize=9, loc="left")
+    note = "Losses more than 1 nat above the highest start are drawn there." if beyond else ""
+    style.legend(drawn, *_key(runs, quantity, looks), note=note)
+    style.write_ends(drawn, ends)
+    return drawn
+
+
+class _Panels:
+    """One task's runs, against steps and perhaps against time.
+
+    Attributes:
+      ends: The values to write at the ends of the curves.
+      beyond: Whether a loss was too high to draw.
+    """
+
+    def __init__(self, row: Sequence[Axes], quantity: Quantity, runs: Sequence[Run], looks: dict, unit):
+        self._quantity, self._runs, self._looks, self.ends = quantity, runs, looks, []
+        self._highest = _highest(runs) if quantity.loss else math.inf
+        losses = [run.loss[np.isfinite(run.loss)] for run in runs] if quantity.loss else []
+        self.beyond = any((loss > self._highest).any() for loss in losses)
+        self._fill(row[0], lambda run: run.steps)
+        style.steps_on_x(row[0])
+        row[0].set_ylabel(quantity.label)
+        if len(row) > 1:
+            seconds, name = unit
+            self._fill(row[1], lambda run: None if run.seconds is None else run.seconds / seconds)
+            row[1].set_xlabel(f"training time ({name})")
+            row[1].set_xlim(left=0)
+
+    def _fill(self, axes, places):
+        for run in self._runs:
+            if (at := places(run)) is not None:
+                self._curve(axes, run, np.asarray(at, float))
+        known = np.concatenate([self._quantity.values(run) for run in self._runs])
+        if self._quantity.logarithmic and (known[np.isfinite(known)] > 0).any():
+            style.logarithmic(axes)
+        elif not self._quantity.loss:
+            axes.set_ylim(bottom=0)
+            axes.yaxis.set_major_formatter(lambda y, _: f"{y:,.10g}")
+
+    def _curve(self, axes, run, at):
+        """A line through means of neighbouring records and, among few runs, their range."""
+        look, of = self._looks[run.label], self._quantity.loss or np.asarray
+        x, mean, low, high = grouped(at, np.minimum(self._quantity.values(run), self._highest))
+        mean, low, high = map(of, (mean, low, high))
+        if len(self._runs) <= BANDS and len(x) < len(at):
+            axes.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
+        axes.plot(x, mean, linewidth=1.5, marker="." if len(x) == 1 else "", **look)
+        finite = np.flatnonzero(np.isfinite(mean))
+        if not len(finite):
+            return
+        last, text = finite[-1], self._quantity.text
+        if self._quantity.loss and run.diverged is not None:
+            axes.plot(x[last], mean[last], "x", color=look["color"], ms=9, mew=2.5, zorder=4)
+        else:
+            self.ends.append(style.End(axes, x[last], mean[last], text.format(mean[last]), look["color"]))
+        if self._quantity.loss:
+            self._validation(axes, run, at)
+
+    def _validation(self, axes, run, at):
+        steps = [step for step, loss in run.evaluations.items() if math.isfinite(loss)]
+        if not steps:
+            return
+        colour = self._looks[run.label]["color"]
+        y = self._quantity.loss(np.minimum([run.evaluations[step] for step in steps], self._highest))
+        x = np.interp(steps, run.steps, at)
+        axes.plot(x, y, "o", color=colour, ms=4.5, mec="white", zorder=3)
+        self.ends.append(style.End(axes, x[-1], y[-1], f"● {self._quantity.text.format(y[-1])}", colour))
+
+
+def _highest(runs):
+    """The highest loss in sight: a run that diverges must not take the others' space."""
+    starts = [run.loss[np.isfinite(run.loss)][0] for run in runs if np.isfinite(run.loss).any()]
+    return max(starts, default=math.inf) + 1
+
+
+def _unit(timed):
+    """Seconds, minutes or hours, by the longest run."""
+    longest = max((run.seconds[-1] for run in timed), default=0)
+    return (3600, "hours") if longest >= 3600 else (60, "minutes") if longest >= 60 else (1, "seconds")
+
+
+def grouped(at: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Groups of neighbouring records: the end of each, and mean, lowest and highest of its finite values."""
+    size = -(-len(at) // POINTS)
+    groups = [values[i : i + size] for i in range(0, len(at), size)]
+    ends = at[np.minimum(np.arange(size - 1, size * len(groups), size), len(at) - 1)]
+    finite = [group[np.isfinite(group)] for group in groups]
+    over = lambda of: np.array([of(group) if len(group) else np.nan for group in finite])  # noqa: E731
+    return ends, over(np.mean), over(np.min), over(np.max)
+
+
+def _key(runs, quantity, looks):
+    """Handles and labels of the legend: the runs, and what lines, dots and crosses mean."""
+    lines = [Line2D([], [], linewidth=2, **looks[run.label]) for run in runs]
+    names = ["training"] if len(runs) == 1 else [run.label for run in runs]
+    mark = {"color": style.GREY if len(runs) > 1 else style.COLOURS[0], "linestyle": "", "ms": 6}
+    if quantity.loss and any(run.evaluations for run in runs):
+        lines.append(Line2D([], [], marker="o", **mark))
+        names.append("validation")
+    if quantity.loss and any(run.diverged is not None for run in runs):
+        lines.append(Line2D([], [], marker="x", mew=2, **mark))
+        names.append("diverged")
+    return lines, names
 
 
 def rows(runs: Sequence[Run]) -> list[list[str]]:
-    """The short table, one row a run, under `HEAD`."""
+    """The short table, one row for each run, under `HEAD`."""
     return [[text(value) for value, text in zip(summary(run).values(), _TEXT, strict=True)] for run in runs]
 
 
 def summary(run: Run) -> dict:
-    """A run in figures; None where there is none yet, or where it is not finite."""
+    """A run in figures; None where there is no value yet, or no finite one."""
     best, rates = run.best, run.rate[np.isfinite(run.rate)]
     loss = None if best is None else run.evaluations[best]
     return {
@@ -68,11 +246,6 @@ def summary(run: Run) -> dict:
         "hours": None if run.seconds is None else float(run.seconds[-1]) / 3600,
         "state": _state(run),
     }
-
-
-def _exp(x):
-    """exp(x), bounded by what float64 holds."""
-    return np.exp(np.minimum(x, 700))
 
 
 def _finite(x):
@@ -117,100 +290,3 @@ def evaluations(runs: Sequence[Run]) -> list[page.Table]:
         for run in runs
         if run.evaluations
     ]
-
-
-def _against_both(runs, timed, ylabel, of=None) -> Figure:
-    """A panel against steps and, where any run knows its time, one against time; logarithmic where `of` is given."""
-    figure, axes = style.figure(1, 2 if timed else 1, 4.2)
-    highest, (size, unit) = _highest(runs), _unit(timed)
-    for i, run in enumerate(runs):
-        _validated(axes[0, 0], run, run.steps, of, highest, i, len(runs))
-        if run.seconds is not None:
-            _validated(axes[0, 1], run, run.seconds / size, of, highest, i, len(runs))
-    for one in axes.flat:
-        if of is not None:
-            style.logarithmic(one)
-    axes[0, 0].set_ylabel(ylabel)
-    style.steps_on_x(axes[0, 0])
-    if timed:
-        axes[0, 1].set_xlabel(f"{unit} of training steps")
-        axes[0, 1].set_xlim(left=0)
-    beyond = any((run.loss[np.isfinite(run.loss)] > highest).any() for run in runs)
-    style.note(figure, "Losses more than 1 nat above the highest start are drawn there." if beyond else "")
-    style.legend(figure, *_key(runs, marks=True))
-    return figure
-
-
-def _highest(runs):
-    """The highest loss in sight: a run that diverges must not take the others' space."""
-    starts = [run.loss[np.isfinite(run.loss)][0] for run in runs if np.isfinite(run.loss).any()]
-    return max(starts, default=math.inf) + 1
-
-
-def _unit(timed):
-    """Seconds, minutes or hours, by the longest run."""
-    longest = max((run.seconds[-1] for run in timed), default=0)
-    return (3600, "hours") if longest >= 3600 else (60, "minutes") if longest >= 60 else (1, "seconds")
-
-
-def _validated(axes: Axes, run, at, of, highest, i, many):
-    """Training as a line, validation as dots, and a cross where the run diverged; nothing above `highest`."""
-    look = style.line_look(i)
-    x, y = _curve(axes, at, np.minimum(run.loss, highest), look, many, of)
-    if run.diverged is not None and np.isfinite(y).any():
-        last = np.flatnonzero(np.isfinite(y))[-1]
-        axes.plot(x[last], y[last], "x", color=look["color"], ms=9, mew=2.5, zorder=4)
-    steps = [step for step, loss in run.evaluations.items() if math.isfinite(loss)]
-    if steps:
-        losses = np.minimum([run.evaluations[step] for step in steps], highest)
-        y = losses if of is None else of(losses)
-        axes.plot(np.interp(steps, run.steps, at), y, "o", color=look["color"], ms=4.5, mec="white", zorder=3)
-
-
-def _alone(runs, columns, ylabel, logarithmic=False) -> Figure:
-    """One panel against steps."""
-    figure, axes = style.figure(1, 1, 3.6)
-    (one,) = axes.flat
-    for i, (run, column) in enumerate(zip(runs, columns, strict=True)):
-        _curve(one, run.steps, column, style.line_look(i), len(runs))
-    known = np.concatenate(columns)
-    if logarithmic and (known[np.isfinite(known)] > 0).any():
-        style.logarithmic(one)
-    else:
-        one.set_ylim(bottom=0)
-        one.yaxis.set_major_formatter(lambda y, _: f"{y:,.10g}")
-    one.set_ylabel(ylabel)
-    style.steps_on_x(one)
-    style.legend(figure, *_key(runs))
-    return figure
-
-
-def _curve(axes, at, values, look, many, of=None):
-    """A line through `of` means of neighbouring records and, among few runs, their range; returns the line's points."""
-    x, *lines = grouped(np.asarray(at, float), values)
-    mean, low, high = lines if of is None else map(of, lines)
-    if many <= BANDS and len(x) < len(at):
-        axes.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
-    axes.plot(x, mean, linewidth=1.5, marker="." if len(x) == 1 else "", **look)
-    return x, mean
-
-
-def grouped(at: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Groups of neighbouring records: where each ends, and mean, lowest and highest of its values that are numbers."""
-    size = -(-len(at) // POINTS)
-    groups = [values[i : i + size] for i in range(0, len(at), size)]
-    ends = at[np.minimum(np.arange(size - 1, size * len(groups), size), len(at) - 1)]
-    finite = [group[np.isfinite(group)] for group in groups]
-    over = lambda of: np.array([of(group) if len(group) else np.nan for group in finite])  # noqa: E731
-    return ends, over(np.mean), over(np.min), over(np.max)
-
-
-def _key(runs, marks=False):
-    """Handles and labels of a legend: the runs and, if asked, what dots and crosses are."""
-    found = [(Line2D([], [], linewidth=2, **style.line_look(i)), run.label) for i, run in enumerate(runs)]
-    mark = {"color": style.GREY, "linestyle": "", "ms": 6}
-    if marks and any(run.evaluations for run in runs):
-        found.append((Line2D([], [], marker="o", **mark), "validation"))
-    if marks and any(run.diverged is not None for run in runs):
-        found.append((Line2D([], [], marker="x", mew=2, **mark), "diverged"))
-    return tuple(zip(*found, strict=True))

@@ -1,16 +1,43 @@
-"""What the mixers of a language model do with a text, layer by layer."""
+"""Look into a language model: what its mixers do with a text, layer by layer, in pictures and figures.
+
+`look` runs the model and takes each mixer's weights, `layer_figure` and `overview` draw them, `read` makes the report.
+"""
 
 import dataclasses
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
 
 import keras
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
-from flash_tf.pictures import attention_maps
+from flash_tf.pictures import attention_maps, page, style
 from flash_tf.pictures.attention_maps import Part
 from flash_tf.pictures.formulas import array, bias_of
+from flash_tf.registry import mixer_name
 
-LONGEST = 1024  # tokens: the maps of more would take gigabytes, and no eye
+LONGEST = 1024  # tokens: the maps of more would take gigabytes, and nobody can read them
+HEADS = 12  # maps of single heads at most, six in a row
+LABELS, FEW = 40, 32  # tokens that a map may name; tokens that it names of a longer text
+UNSEEN, DEAD = "#DDDDDD", "#000000"
+# Inches: a map; rows that hold a title and maps, further maps, maps of single heads, lines.
+MAP, MAP_ROW, NEXT_ROW, STRIP_ROW, LINES_ROW = 3.25, 5.0, 4.3, 1.8, 2.4
+COLUMN = 4.85  # from a map to the next
+CAPTION = (
+    "Rows are queries, columns are keys. Grey: tokens that the query does not see. The colour is linear in the weight."
+)
+NOTES = (
+    "Weights are computed again from the model's weights, in float64 NumPy, from the model's own input of each mixer. "
+    "`error` compares the sum of the parts with the layer's own output (relative root mean square). "
+    "Share: the length of a part's contribution to a token's output over the sum of all parts' lengths, as a mean over "
+    "tokens, without the output's bias. Row sum: the sum of a query's weights, as a median over queries and heads. "
+    "Dead rows: queries that see tokens and give all of them the weight zero, as relu² can. Distance: tokens between "
+    "query and key, weighted by the absolute weights. Output/input: root mean square of the mixer's output over the "
+    "root mean square of the stream that it is added to."
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,11 +45,11 @@ class Layer:
     """A mixer at work.
 
     Attributes:
-      index: Of the mixer, from 0.
-      parts: The sums that its output is made of.
-      strength: Root mean square of its output over that of the residual stream that it is added to.
-      disagreement: Relative root-mean-square error of the parts' sum to the layer's own output: how far to believe the
-        maps. Some 1e-7 in float32, 1e-2 in bfloat16.
+      index: Number of the mixer, from 0.
+      parts: The terms of its output.
+      strength: Root mean square of its output over the root mean square of the residual stream.
+      disagreement: Relative root-mean-square error of the parts' sum against the layer's own output. It says how far
+        to trust the maps: about 1e-7 in float32, 1e-2 in bfloat16.
     """
 
     index: int
@@ -43,19 +70,19 @@ def row_sums(part: Part) -> np.ndarray:
 
 
 def dead(part: Part) -> np.ndarray:
-    """Queries `[h, n]` that see tokens and take nothing of any."""
+    """Queries `[h, n]` that see tokens and give all of them the weight zero."""
     return (part.weights == 0).all(axis=-1) & part.seen.any(axis=-1)
 
 
 def distance(part: Part) -> float | None:
-    """How many tokens away it looks: the mean of |i - j|, weighted by the absolute weights; None without any."""
+    """Mean distance |i - j| in tokens, weighted by the absolute weights; None if all weights are zero."""
     at, weights = np.arange(len(part.seen)), np.abs(part.weights).sum(axis=0)
     total = weights.sum()
     return float((weights * np.abs(at[:, None] - at)).sum() / total) if total > 0 else None
 
 
 def encode(tokenizer, text: str, *, masks: bool, longest: int) -> tuple[np.ndarray, int]:
-    """The ids of a text, at most `longest` and `LONGEST`, and how many it has in all.
+    """The first ids of a text, at most `longest` and `LONGEST`, and the number of all its ids.
 
     Args:
       tokenizer: The model's.
@@ -73,13 +100,13 @@ def encode(tokenizer, text: str, *, masks: bool, longest: int) -> tuple[np.ndarr
 
 
 def look(model: keras.Model, ids: np.ndarray, layers: Collection[int] = ()) -> Iterator[Layer]:
-    """Runs a text through a model, and yields each of its mixers at work; the next overwrites nothing, but is large.
+    """Runs a text through a model, and yields each of its mixers at work.
 
-    What a mixer is called with is the model's own, in its own precision; from there on all is float64.
+    A mixer's input is the model's own, in the model's precision. Everything after it is float64.
 
     Args:
       model: A built language model.
-      ids: Of the text, `[n]`.
+      ids: The text, `[n]`.
       layers: The mixers wanted, from 0; none for all.
 
     Raises:
@@ -118,7 +145,7 @@ def _over(a, b):
 
 
 def summary(layer: Layer) -> dict:
-    """A layer in figures: by part, and as a whole; see `flash_tf.pictures.attention.NOTES`."""
+    """A layer in figures, for each part and as a whole; see `NOTES`."""
     means = layer.shares().mean(axis=1)
     return {
         "layer": layer.index,
@@ -134,3 +161,348 @@ def summary(layer: Layer) -> dict:
         "output_over_input": layer.strength,
         "disagreement": layer.disagreement,
     }
+
+
+class Window(NamedTuple):
+    """The tokens that a map names.
+
+    Attributes:
+      start: The first.
+      labels: Their names.
+    """
+
+    start: int
+    labels: Sequence[str]
+
+    @property
+    def slice(self) -> slice:
+        return slice(self.start, self.start + len(self.labels))
+
+
+def window(pieces: Sequence[str], ids: Sequence[int], start: int, tokens: int | None) -> Window:
+    """Tokens `start` to `start + tokens` of a text, up to its end; None for as many as a map can name.
+
+    Raises:
+      ValueError: When there is no token, or too many to name.
+    """
+    if tokens is None:
+        tokens = LABELS if len(ids) <= LABELS else FEW
+    if not 1 <= tokens <= LABELS:
+        raise ValueError(f"--tokens must be between 1 and {LABELS}, which a map can name, got {tokens}")
+    if not 0 <= start < len(ids):
+        raise ValueError(f"--start must be between 0 and the text's last token, {len(ids) - 1}, got {start}")
+    chosen = slice(start, start + tokens)
+    return Window(start, [style.token_label(p, i) for p, i in zip(pieces[chosen], ids[chosen], strict=True)])
+
+
+def layer_figure(layer: Layer, named: Window, text: str) -> Figure:
+    """A layer: its maps with the tokens of the window, maps of the whole text if it is longer, and lines."""
+    n, heads, parts = len(layer.parts[0].seen), len(layer.parts[0].weights), layer.parts
+    panels = [(part, named) for part in parts] + [(part, None) for part in parts if n > len(named.labels)]
+    strips = -(-min(heads, HEADS) // 6) if heads > 1 else 0
+    rows, alone = -(-len(panels) // 2), len(panels) == 1
+    maps = MAP_ROW + NEXT_ROW * (rows - 1)
+    height = maps + STRIP_ROW * strips + (0 if alone else LINES_ROW)
+    drawn = Figure(figsize=(style.WIDTH, height), dpi=150, facecolor="white")
+    _title(drawn, f"Layer {layer.index}", text)
+    for i, (part, chosen) in enumerate(panels):
+        _map(drawn, 1.1 + COLUMN * (i % 2), 0.75 + NEXT_ROW * (i // 2), part, chosen)
+    if strips:
+        _heads(drawn, maps, parts[0], named)
+    if alone:
+        _row_sums(_axes(drawn, 6.2, 0.75, 3.6, MAP), parts[0])
+        return drawn
+    top, wide = height - LINES_ROW + 0.4, len(parts) == 1
+    _row_sums(_axes(drawn, 0.8, top, 9.0 if wide else 4.0, 1.5), parts[0])
+    if not wide:
+        _shares(_axes(drawn, 5.8, top, 4.0, 1.5), layer)
+    return drawn
+
+
+def _title(drawn, heading, text):
+    height = drawn.get_size_inches()[1]
+    shown = style.literal(style.shortened(" ".join(text.split()), 120))
+    left = 0.1 / style.WIDTH
+    drawn.text(left, 1 - 0.12 / height, heading, fontsize=11, va="top", fontweight="bold")
+    drawn.text(left, 1 - 0.34 / height, f"text: {shown}", fontsize=8, va="top", color=style.GREY)
+
+
+def _axes(figure, left, top, width, height) -> Axes:
+    """Axes at a place in inches from the page's upper left corner."""
+    w, h = figure.get_size_inches()
+    axes = figure.add_axes((left / w, 1 - (top + height) / h, width / w, height / h))
+    axes.tick_params(labelsize=7)
+    return axes
+
+
+def _map(figure, left, top, part, named):
+    """Mean over heads: with named tokens, or of the whole text."""
+    chosen = slice(None) if named is None else named.slice
+    weights, seen = part.weights.mean(axis=0)[chosen, chosen], part.seen[chosen, chosen]
+    first, heads = 0 if named is None else named.start, len(part.weights)
+    axes = _axes(figure, left, top, MAP, MAP)
+    image = _image(axes, weights, seen, _norm(weights, signed=(part.weights < 0).any()), first)
+    if weights.any():
+        _scale(figure, image, left + MAP + 0.08, top + 0.4, MAP - 0.8)
+    else:
+        said = "all weights are zero" if seen.any() else "these queries see none of these tokens"
+        axes.text(0.5, 0.5, said, transform=axes.transAxes, ha="center", color=style.GREY)
+    over = f", mean of {heads} heads" if heads > 1 else ""
+    where = "the whole text" if named is None else f"tokens {first} to {first + len(named.labels) - 1}"
+    axes.set_title(f"{part.name}{over}: {where}", fontsize=9, loc="left")
+    unit = "token number" if named is None else "token"
+    axes.set_xlabel(f"key ({unit})", fontsize=8)
+    axes.set_ylabel(f"query ({unit})", fontsize=8)
+    if named is not None:
+        at, size = range(first, first + len(named.labels)), min(7, 0.9 * 72 * MAP / len(named.labels))
+        axes.set_xticks(at, named.labels, rotation=90, fontsize=size)
+        axes.set_yticks(at, named.labels, fontsize=size)
+        axes.tick_params(length=0, pad=3)
+
+
+def _scale(figure, image, left, top, height):
+    """The scale of colours of a map."""
+    bar = figure.colorbar(image, cax=_axes(figure, left, top, 0.12, height))
+    bar.locator, bar.formatter = MaxNLocator(5), FuncFormatter(lambda x, _: f"{x:.3g}")
+    bar.update_ticks()
+    bar.set_label("attention weight", fontsize=8)
+
+
+def _norm(weights, signed):
+    """A linear scale from zero, or around zero where weights may be negative."""
+    top = float(np.abs(weights).max()) or 1.0
+    return Normalize(-top if signed else 0, top)
+
+
+def _image(axes, weights, seen, norm, first=0):
+    axes.set_facecolor(UNSEEN)
+    last = first + len(weights) - 0.5
+    shown = np.ma.masked_where(~seen, weights)
+    colours = "PuOr_r" if norm.vmin < 0 else "Blues"
+    box = (first - 0.5, last, last, first - 0.5)
+    return axes.imshow(shown, cmap=colours, norm=norm, extent=box, interpolation="nearest", interpolation_stage="data")
+
+
+def _heads(figure, top, part, named):
+    """A small map of each head, all on one scale."""
+    shown = part.weights[:HEADS, named.slice, named.slice]
+    norm = _norm(shown, signed=(part.weights < 0).any())
+    for i, weights in enumerate(shown):
+        axes = _axes(figure, 0.25 + 1.5 * (i % 6), top + STRIP_ROW * (i // 6) + 0.2, 1.4, 1.4)
+        image = _image(axes, weights, part.seen[named.slice, named.slice], norm)
+        axes.set_xticks([])
+        axes.set_yticks([])
+        more = f" of {len(part.weights)}" if i == len(shown) - 1 < len(part.weights) - 1 else ""
+        axes.set_title(f"head {i}{more}", fontsize=7, pad=2)
+    if shown.any():
+        _scale(figure, image, 0.25 + 1.5 * min(len(shown), 6), top + 0.2, 1.4)
+
+
+def _by_query(axes, n):
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color=style.LIGHT, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.set_xlim(-0.5, n - 0.5)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.set_xlabel("query (token number)", fontsize=8)
+
+
+def _row_sums(axes, part):
+    sums, silent = row_sums(part), dead(part)
+    at = np.arange(sums.shape[1])
+    _by_query(axes, len(at))
+    if len(sums) > 1:
+        axes.fill_between(at, sums.min(axis=0), sums.max(axis=0), color=style.COLOURS[0], alpha=0.2, linewidth=0)
+    axes.plot(at, sums.mean(axis=0), color=style.COLOURS[0], linewidth=1.2, marker="." if len(at) < 80 else "")
+    axes.set_ylim(bottom=min(0, sums.min()), top=None if sums.any() else 1)
+    if silent.any():
+        rows = at[silent.any(axis=0)]
+        axes.plot(rows, np.zeros(len(rows)), "x", color=DEAD, ms=5, clip_on=False, label="dead")
+        axes.legend(fontsize=7, frameon=False, loc="upper right")
+    heads = " (mean and range of heads)" if len(sums) > 1 else ""
+    axes.set_title(f"{part.name}: sums of rows{heads}, {silent.mean():.1%} dead", fontsize=9, loc="left")
+    axes.set_ylabel("sum of a query's weights", fontsize=8)
+
+
+def _shares(axes, layer):
+    shares = layer.shares()
+    _by_query(axes, shares.shape[1])
+    edges = np.repeat(np.arange(shares.shape[1] + 1) - 0.5, 2)[1:-1]
+    names, colours = [part.name for part in layer.parts], style.COLOURS[: len(shares)]
+    axes.stackplot(edges, np.repeat(shares, 2, axis=1), labels=names, colors=colours)
+    _share_axis(axes)
+
+
+def _share_axis(axes):
+    axes.set_axisbelow(False)
+    axes.grid(axis="y", color="white", linewidth=0.6, alpha=0.6)
+    axes.set_ylim(0, 1)
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.set_title("parts of the output", fontsize=9, loc="left")
+    axes.set_ylabel("share of the output", fontsize=8)
+    axes.legend(fontsize=7, frameon=False, ncols=2, loc="lower right", bbox_to_anchor=(1, 1), borderpad=0.2)
+
+
+def overview(summaries: Sequence[dict], sums_of_rows: Sequence[np.ndarray], text: str) -> Figure:
+    """All layers: shares, if there are several parts, row sums of the first part, and its dead rows.
+
+    Args:
+      summaries: One for each layer.
+      sums_of_rows: The row sums of each layer's first part.
+      text: The text that the model read.
+    """
+    layers, parts = [one["layer"] for one in summaries], list(summaries[0]["parts"])
+    drawn, cells = style.figure(1, 3 if len(parts) > 1 else 2, 3.6)
+    style.title(drawn, "All layers")
+    drawn.supxlabel(
+        style.literal(f"text: {style.shortened(' '.join(text.split()), 120)}"), fontsize=8, color=style.GREY
+    )
+    *left, sums, silent = cells[0]
+    if left:
+        bottom = np.zeros(len(layers))
+        for part, colour in zip(parts, style.COLOURS, strict=False):
+            share = np.array([one["parts"][part]["share"] for one in summaries])
+            left[0].bar(layers, share, bottom=bottom, color=colour, label=part)
+            bottom += share
+        _share_axis(left[0])
+    _row_sums_of_layers(sums, layers, sums_of_rows)
+    sums.set_title(f"{parts[0]}: sums of rows, median and 10 to 90%", fontsize=9, loc="left")
+    sums.set_ylabel("sum of a query's weights", fontsize=8)
+    shares = [one["parts"][parts[0]]["dead_rows"] for one in summaries]
+    silent.bar(layers, shares, color=DEAD)
+    silent.set_ylim(0, max(0.05, silent.get_ylim()[1]))
+    silent.yaxis.set_major_formatter(PercentFormatter(1))
+    silent.set_title(f"{parts[0]}: dead rows", fontsize=9, loc="left")
+    silent.set_ylabel("share of the queries", fontsize=8)
+    if not any(shares):
+        silent.text(0.5, 0.5, "none", transform=silent.transAxes, ha="center", color=style.GREY)
+    for axes in cells[0]:
+        axes.set_xlabel("layer")
+        axes.set_xlim(min(layers) - 0.6, max(layers) + 0.6)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10, min_n_ticks=1))
+    return drawn
+
+
+def _row_sums_of_layers(axes, layers, sums_of_rows):
+    """On a logarithmic axis where layers differ much; a layer whose weights are all zero is a cross at the bottom."""
+    low, middle, high = (np.array([np.quantile(one, q) for one in sums_of_rows]) for q in (0.1, 0.5, 0.9))
+    alive, at = middle > 0, np.array(layers)
+    ends = [(middle - low)[alive], (high - middle)[alive]]
+    axes.errorbar(at[alive], middle[alive], ends, fmt="o", color=style.COLOURS[0], capsize=3)
+    if alive.any() and middle[alive].max() > 10 * middle[alive].min():
+        style.logarithmic(axes)
+    else:
+        axes.set_ylim(bottom=0, top=None if alive.any() else 1)
+    if not alive.all():
+        look = {"color": DEAD, "ms": 7, "mew": 2, "clip_on": False}
+        axes.plot(at[~alive], np.zeros(sum(~alive)), "x", **look, transform=axes.get_xaxis_transform())
+
+
+def table(summaries: Sequence[dict]) -> tuple[list[str], list[list[str]]]:
+    """The figures of all layers: heading and rows."""
+    parts = list(summaries[0]["parts"])
+    spelt = lambda value, pattern: "-" if value is None else format(value, pattern)  # noqa: E731
+    head, rows = ["layer"], [[str(one["layer"])] for one in summaries]
+    columns = (("share", ".1%"), ("row_sum", ".2e"), ("dead_rows", ".1%"), ("distance", ".1f"))
+    for name, pattern in columns if len(parts) > 1 else columns[1:]:
+        for part in parts if name in ("share", "distance") else parts[:1]:
+            head.append(f"{part} {name.replace('_', ' ')}" if len(parts) > 1 else name.replace("_", " "))
+            for row, one in zip(rows, summaries, strict=True):
+                row.append(spelt(one["parts"][part][name], pattern))
+    head += ["output/input", "error"]
+    for row, one in zip(rows, summaries, strict=True):
+        row += [f"{one['output_over_input']:.2g}", f"{one['disagreement']:.0e}"]
+    return head, rows
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """The result of `flash-tf inspect`.
+
+    Attributes:
+      mixer: The mixer's name in configs.
+      pieces: The text's tokens.
+      summaries: One for each layer, see `summary`.
+      pictures: The overview, then a picture for each layer.
+      notes: Lines on omissions and on striking layers.
+    """
+
+    mixer: str
+    pieces: list[str]
+    summaries: list[dict]
+    pictures: list[page.Picture]
+    notes: list[str]
+
+    def text(self) -> str:
+        """For a terminal."""
+        return "\n".join([page.as_text(*table(self.summaries)), *self.notes])
+
+    def as_dict(self) -> dict:
+        return {"mixer": self.mixer, "tokens": self.pieces, "layers": self.summaries, "notes": self.notes}
+
+    def html(self, model: str) -> str:
+        """The page about a model with that name."""
+        facts = {"Model": model, "Mixer": self.mixer, "Tokens": f"{len(self.pieces):,}: {' '.join(self.pieces)}"}
+        facts |= {"Note": " ".join(self.notes)} if self.notes else {}
+        tables = [page.Table("Layers", *table(self.summaries))]
+        return page.html("Attention maps", facts, tables, self.pictures, NOTES)
+
+
+def read(
+    model: keras.Model,
+    tokenizer,
+    text: str,
+    *,
+    longest: int,
+    start: int = 0,
+    tokens: int | None = None,
+    layers: Collection[int] = (),
+) -> Report:
+    """Runs a text through a model, and draws its mixers at work.
+
+    Args:
+      model: A built language model.
+      tokenizer: The model's.
+      text: The text.
+      longest: The longest sequence that the model was trained on.
+      start: The first token on the axes.
+      tokens: Tokens on the axes; None for as many as a map can name.
+      layers: The layers wanted, from 0; none for all.
+
+    Raises:
+      ValueError: See `encode`, `look` and `window`.
+    """
+    ids, total = encode(tokenizer, text, masks=not model.causal, longest=longest)
+    pieces = [tokenizer.piece(int(id)) for id in ids]
+    named = window(pieces, ids.tolist(), start, tokens)
+    summaries, sums, pictures, blind = [], [], [], []
+    for layer in look(model, ids, layers):
+        summaries.append(summary(layer))
+        sums.append(row_sums(layer.parts[0]))
+        blind = [part.name for part in layer.parts if not part.seen.any()]
+        drawn = layer_figure(layer, named, text)
+        pictures.append(page.picture(f"inspect_layer_{layer.index:02d}", f"Layer {layer.index}", CAPTION, drawn))
+    first = page.picture("inspect_overview", "All layers", "", overview(summaries, sums, text))
+    return Report(
+        mixer=mixer_name(model.mixer),
+        pieces=pieces,
+        summaries=summaries,
+        pictures=[first, *pictures],
+        notes=_notes(len(ids), total, named, blind, summaries),
+    )
+
+
+def _notes(read, total, named, blind, summaries):
+    notes = []
+    if read < total:
+        why = "the most that can be drawn" if read == LONGEST else "the length of the model's training texts"
+        notes.append(f"The text has {total:,} tokens; the first {read:,} were read, {why}.")
+    if len(named.labels) < read:
+        last = named.start + len(named.labels) - 1
+        notes.append(f"Maps name tokens {named.start} to {last} of {read:,}; --start and --tokens choose others.")
+    if blind:
+        notes.append(f"The {blind[0]} part sees nothing in so short a text: it reads the chunks before a token's own.")
+    first = next(iter(summaries[0]["parts"]))
+    if all_dead := [str(one["layer"]) for one in summaries if one["parts"][first]["dead_rows"] == 1]:
+        notes.append(f"All weights are zero: {first} attention of layer {', '.join(all_dead)}.")
+    return notes

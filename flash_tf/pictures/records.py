@@ -1,6 +1,7 @@
-"""What runs recorded, step by step. Reads `flash-tf train`'s files, and those of an exported step's run."""
+"""Read the records of runs, step by step: `flash-tf train`'s files, and the files of an exported step's run."""
 
 import dataclasses
+import hashlib
 import json
 import math
 from collections import Counter
@@ -12,27 +13,61 @@ import numpy as np
 import yaml
 
 METRICS = ("metrics.jsonl", "losses.jsonl")  # of `flash-tf train`, and of the run of an exported step
-EVALUATIONS, CONFIG = "evaluations.jsonl", "config.yaml"
+EVALUATIONS, CONFIG, TOKENIZER = "evaluations.jsonl", "config.yaml", "tokenizer.model"
+TASKS = {"masked_lm": "masked language model", "causal_lm": "causal language model"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Task:
+    """The meaning of a run's loss. None stands for a value that the folder does not say.
+
+    Attributes:
+      model: Type of the model, as configs call it.
+      vocabulary_size: Number of tokens.
+      tokenizer: First letters of the tokenizer file's SHA-256.
+      masked: Share of the tokens that a masked model predicts.
+    """
+
+    model: str | None = None
+    vocabulary_size: int | None = None
+    tokenizer: str | None = None
+    masked: float | None = None
+
+    def comparable(self, other: "Task") -> bool:
+        """Whether losses of the two may stand on one axis: no value that both know differs."""
+        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
+        return all(a is None or b is None or a == b for a, b in pairs)
+
+    def __str__(self):
+        named = [
+            (TASKS.get(self.model, self.model), "{}"),
+            (self.masked, "{:.0%} masked"),
+            (self.vocabulary_size, "vocabulary {:,}"),
+            (self.tokenizer, "tokenizer {}"),
+        ]
+        return ", ".join(pattern.format(value) for value, pattern in named if value is not None) or "unknown task"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
-    """The records of a run that stand. Arrays have one number a record, NaN where it has none.
+    """A run's valid records. Arrays have one number for each record, NaN where it has none.
 
     Attributes:
-      label: What it is called.
-      folder: Where it is.
+      label: Its name in pictures.
+      folder: Its path.
+      task: The meaning of its loss.
       steps: Ascending.
       loss: Mean negative log-likelihood of a predicted token.
       gradient_norm: Before clipping.
       rate: Tokens a second.
-      seconds: Of training steps up to each, evaluations and the time between two starts left out; None if unknown.
+      seconds: Time of all training steps so far, without evaluations and pauses between starts; None if unknown.
       evaluations: Step -> validation loss.
       planned: Steps that its config asks for, None if unknown.
     """
 
     label: str
     folder: str
+    task: Task
     steps: np.ndarray
     loss: np.ndarray
     gradient_norm: np.ndarray
@@ -55,12 +90,12 @@ class Run:
 
 
 def read_all(places: Sequence[str]) -> list[Run]:
-    """The runs in folders, each given as `DIR` or `LABEL=DIR`; a folder that is given twice counts once.
+    """Reads the runs in folders, each given as `DIR` or `LABEL=DIR`; a folder given twice counts once.
 
     Runs get the shortest names that tell them apart.
 
     Raises:
-      ValueError: When a folder is no run, or its records are none.
+      ValueError: When a folder is no run, or has no record.
     """
     found: dict[str, tuple[str, str]] = {}
     for place in places:
@@ -76,7 +111,7 @@ def read_all(places: Sequence[str]) -> list[Run]:
 
 
 def short_names(folders: Sequence[str]) -> dict[str, str]:
-    """Of each path its last parts, as few as no other path ends with."""
+    """The shortest end of each path that no other path ends with."""
     ends = {folder: _ends(folder) for folder in folders}
     taken = Counter(end for of_one in ends.values() for end in of_one)
     return {folder: next((end for end in of_one if taken[end] == 1), folder) for folder, of_one in ends.items()}
@@ -100,7 +135,7 @@ def read(folder: str, label: str) -> Run:
     if not records:
         raise ValueError(f"{file} has no record yet: the run has not finished its first loop of steps")
     config = _config(folder)
-    train = config.get("train") if isinstance(config.get("train"), dict) else {}
+    train = _section(config, "train")
     column = lambda name: np.array([_number(record.get(name)) for record in records])  # noqa: E731
     steps, rate = np.array([record["step"] for record in records]), column("tokens_per_second")
     seconds = _seconds(steps, rate, column("seconds"), train.get("tokens_per_step"))
@@ -110,6 +145,7 @@ def read(folder: str, label: str) -> Run:
     return Run(
         label=label,
         folder=folder,
+        task=_task(folder, config),
         steps=steps,
         loss=column("loss"),
         gradient_norm=column("gradient_norm"),
@@ -121,9 +157,9 @@ def read(folder: str, label: str) -> Run:
 
 
 def _standing(path: str) -> list[dict[str, Any]]:
-    """The records in a file that stand: a step that is written again, after a crash, takes back all from it on.
+    """The valid records of a file: a step that is written again after a crash replaces all records from it on.
 
-    A last line that is cut off is of a run that is writing, or died while it did.
+    The last line may be cut off, because the run is writing it or died while it did.
     """
     kept: list[dict[str, Any]] = []
     lines = _text(path).splitlines()
@@ -144,7 +180,7 @@ def _standing(path: str) -> list[dict[str, Any]]:
 
 
 def _seconds(steps, rate, seconds, tokens_per_step):
-    """The records' own times, or what their rates add up to; None where neither is there."""
+    """The records' own times, or the sum of their rates; None without both."""
     if np.isfinite(seconds).all():
         return seconds
     known = np.isfinite(rate) & (rate > 0)
@@ -168,8 +204,33 @@ def _config(folder):
     return values if isinstance(values, dict) else {}
 
 
+def _section(config, name):
+    return config[name] if isinstance(config.get(name), dict) else {}
+
+
+def _task(folder, config):
+    model, place = _section(config, "model"), f"{folder}/{TOKENIZER}"
+    return Task(
+        model=model.get("type"),
+        vocabulary_size=model.get("vocabulary_size"),
+        tokenizer=hashlib.sha256(_bytes(place)).hexdigest()[:8] if _exists(place) else None,
+        masked=_section(config, "masking").get("rate"),
+    )
+
+
+def by_task(runs: Sequence[Run]) -> list[list[Run]]:
+    """Runs whose losses can be compared, together; each group in the order given."""
+    groups: list[list[Run]] = []
+    for run in runs:
+        home = next((group for group in groups if all(run.task.comparable(one.task) for one in group)), None)
+        if home is None:
+            groups.append(home := [])
+        home.append(run)
+    return groups
+
+
 def _what_is_there(folder):
-    """Why a folder is none, and which runs are inside it, for whoever meant those."""
+    """Why a folder is no run, and which runs are inside it, since the user may have meant those."""
     if "://" not in folder and not Path(folder).is_dir():
         return "there is no such folder"
     needed = f"it has no {METRICS[0]}, which `flash-tf train` writes"
@@ -186,9 +247,13 @@ def _exists(path):
 
 
 def _text(path):
+    return _bytes(path).decode("utf-8", errors="replace")
+
+
+def _bytes(path):
     if "://" not in path:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
+        return Path(path).read_bytes()
     import tensorflow as tf
 
-    with tf.io.gfile.GFile(path) as file:
+    with tf.io.gfile.GFile(path, "rb") as file:
         return file.read()

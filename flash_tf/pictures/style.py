@@ -1,7 +1,8 @@
-"""How pictures look: colours that people of every colour vision tell apart, legends outside the axes."""
+"""The look of pictures: colours for every colour vision, values at the ends of curves, legends outside the axes."""
 
 from collections.abc import Sequence
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib import font_manager
@@ -15,10 +16,21 @@ DASHES = ("-", "--", ":", "-.")  # for more lines than colours
 GREY, LIGHT = "#666666", "#DDDDDD"
 WIDTH = 10.0  # inches
 LETTERS = 150  # that fit side by side in a legend of that width
+APART = 10.5  # points between two values at the ends of curves
+
+
+class End(NamedTuple):
+    """A value to write at the end of a curve."""
+
+    axes: Axes
+    x: float
+    y: float
+    text: str
+    colour: str
 
 
 def figure(rows: int, columns: int, height: float) -> tuple[Figure, np.ndarray]:
-    """A white page, `height` inches high, and its axes `[rows, columns]`. Drawn by Agg, which needs no display."""
+    """A white page, `height` inches high, and its axes `[rows, columns]`. It needs no display."""
     drawn = Figure(figsize=(WIDTH, height), dpi=120, facecolor="white", layout="constrained")
     axes = drawn.subplots(rows, columns, squeeze=False)
     for one in axes.flat:
@@ -33,17 +45,41 @@ def line_look(i: int) -> dict[str, str]:
     return {"color": COLOURS[i % len(COLOURS)], "linestyle": DASHES[i // len(COLOURS) % len(DASHES)]}
 
 
-def legend(drawn: Figure, handles: Sequence, labels: Sequence[str]) -> None:
-    """A legend below all axes, which the page grows for, so that nothing is cut off."""
+def legend(drawn: Figure, handles: Sequence, labels: Sequence[str], note: str = "") -> None:
+    """A legend below all axes, under a note. The page grows for it, so that nothing is cut off."""
     labels = [literal(shortened(label, LETTERS - 10)) for label in labels]
     columns = min(len(labels), max(1, LETTERS // (max(map(len, labels)) + 8)))
     width, height = drawn.get_size_inches()
-    drawn.set_size_inches(width, height + 0.22 * -(-len(labels) // columns))
-    drawn.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
+    drawn.set_size_inches(width, height + 0.22 * (-(-len(labels) // columns) + bool(note)))
+    look = {"fontsize": 8, "title_fontsize": 8, "frameon": False}
+    drawn.legend(handles, labels, loc="outside lower center", ncols=columns, title=note or None, **look)
+
+
+def write_ends(drawn: Figure, ends: Sequence[End]) -> None:
+    """Writes values at the ends of curves, moved apart where they would cover each other. Call it last."""
+    drawn.draw_without_rendering()  # the layout decides where the ends are
+    points = 72 / drawn.dpi
+    taken: list[tuple[Axes, float, float]] = []
+    for end in sorted(ends, key=lambda end: end.y):
+        x, y = end.axes.transData.transform((end.x, end.y)) * points
+        near = [place for axes, beside, place in taken if axes is end.axes and abs(beside - x) < 40]
+        place = max([y, *(place + APART for place in near)])
+        taken.append((end.axes, x, place))
+        end.axes.annotate(
+            end.text,
+            (end.x, end.y),
+            (5, place - y),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+            color=end.colour,
+            annotation_clip=False,
+            bbox={"facecolor": "white", "alpha": 0.8, "pad": 0.6, "linewidth": 0},  # readable over other curves
+        )
 
 
 def literal(text: str) -> str:
-    """Text that matplotlib shows as it is: no formula between dollars, no name hidden for its first letter."""
+    """Text that matplotlib shows as it is: no formula between dollars, no name hidden by its first letter."""
     return (" " if text.startswith("_") else "") + text.replace("$", r"\$")
 
 
@@ -54,7 +90,7 @@ def shortened(text: str, length: int) -> str:
 
 
 def token_label(piece: str, id: int) -> str:
-    """A piece as an axis shows it: short, and by its number where the font has no sign for a letter of it."""
+    """A piece as an axis shows it: short, and by its number where the font lacks one of its letters."""
     drawable = piece and all(ord(letter) in _letters() for letter in piece)
     return literal(shortened(piece, 14) if drawable else f"#{id}")
 
@@ -66,7 +102,7 @@ def _letters() -> frozenset[int]:
 
 
 def logarithmic(axes: Axes) -> None:
-    """A logarithmic y axis that says 20 and not 2 x 10^1, and has a few ticks however short it is."""
+    """A logarithmic y axis that says 20, not 2 x 10^1, and has a few ticks even over a short range."""
     axes.set_yscale("log")
     low, high = axes.get_ylim()
     decades = np.log10(high / low)
@@ -81,10 +117,9 @@ def steps_on_x(axes: Axes) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
     axes.set_xlim(left=0)
-    axes.set_xlabel("step")
+    axes.set_xlabel("training step")
 
 
-def note(drawn: Figure, text: str) -> None:
-    """Small print at the head of the page."""
-    if text:
-        drawn.suptitle(literal(text), x=0.01, ha="left", fontsize=8, color=GREY)
+def title(drawn: Figure, text: str) -> None:
+    """The title of the page."""
+    drawn.suptitle(literal(shortened(text, 110)), x=0.01, ha="left", fontsize=11, fontweight="bold")

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -36,6 +37,15 @@ def lines_of(figure, panel=0):
 
 def labels(figure):
     return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+
+
+def drawn(runs, name):
+    return curves.figure(runs, next(one for one in curves.QUANTITIES if one.name == name))
+
+
+def ends(axes):
+    """The values at the ends of a panel's curves."""
+    return sorted(text.get_text() for text in axes.texts)
 
 
 def test_a_run_is_read_with_time_by_its_rates_and_its_best_evaluation(tmp_path):
@@ -104,15 +114,91 @@ def test_a_folder_that_is_no_run_is_refused_with_what_it_lacks(tmp_path, file, t
 
 
 def test_curves_are_means_of_neighbouring_steps_and_dots_are_evaluations(tmp_path):
-    runs = records.read_all([run_directory(tmp_path / "run")])
-    figure = curves._against_both(runs, runs, "perplexity", np.exp)
+    runs = records.read_all([run_directory(tmp_path / "run"), run_directory(tmp_path / "other")])
+    figure = drawn(runs, "perplexity")
     for panel, unit in ((0, 1), (1, 60)):  # steps, minutes
-        (x, y), (at, validated) = lines_of(figure, panel)
+        (x, y), (at, validated), *_ = lines_of(figure, panel)
         assert (x[-1] * unit, y[-1]) == pytest.approx((300, math.exp(9 - 2.995)))  # steps 299 and 300
         assert at * unit == pytest.approx([100, 200, 300]) and validated == pytest.approx(np.exp([8.1, 7.1, 6.1]))
     assert figure.axes[0].get_yscale() == "log"
-    assert [axes.get_xlabel() for axes in figure.axes] == ["step", "minutes of training steps"]
-    assert labels(figure) == ["run", "validation"]
+    assert [axes.get_xlabel() for axes in figure.axes] == ["training step", "training time (minutes)"]
+    assert labels(figure) == ["run", "other", "validation"]
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "last"),
+    [
+        ("loss", "loss (nats per token)", ["6.005", "● 6.100"]),
+        ("perplexity", "perplexity, exp(loss per token)", ["405.45", "● 445.86"]),
+        ("throughput", "throughput (tokens per second)", ["512"]),
+        ("gradient_norm", "gradient norm (before clipping)", ["0.00334"]),
+    ],
+)
+def test_a_single_run_has_one_panel_with_its_title_its_units_and_its_last_values(tmp_path, name, label, last):
+    figure = drawn(records.read_all([run_directory(tmp_path / "run")]), name)
+    (axes,) = figure.axes
+    assert figure.get_suptitle() == f"{name.capitalize().replace('_', ' ')} of run"
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("training step", label)
+    assert ends(axes) == last
+    assert labels(figure) == ["training", "validation"][: len(last)]
+
+
+def test_values_at_the_ends_of_curves_do_not_cover_each_other(tmp_path):
+    folders = [run_directory(tmp_path / f"{i}", loss=lambda s, i=i: 9 - s / 100 + i / 1000) for i in range(6)]
+    figure = drawn(records.read_all(folders), "loss")
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        boxes = sorted((text.get_window_extent() for text in axes.texts), key=lambda box: box.y0)
+        assert len(boxes) == 12
+        assert all(below.y0 + below.height * 0.6 < above.y0 for below, above in zip(boxes, boxes[1:], strict=False))
+
+
+TASK = "model: {type: masked_lm, vocabulary_size: 100}\nmasking: {rate: 0.15}\n"
+
+
+@pytest.mark.parametrize(
+    ("config", "tokenizer", "said"),
+    [
+        (TASK.replace("masked_lm", "causal_lm"), b"one", "causal language model, 15% masked, vocabulary 100"),
+        (TASK.replace("100", "200"), b"one", "masked language model, 15% masked, vocabulary 200"),
+        (TASK.replace("0.15", "0.3"), b"one", "masked language model, 30% masked, vocabulary 100"),
+        (TASK, b"another", "masked language model, 15% masked, vocabulary 100"),
+    ],
+)
+def test_losses_of_different_tasks_or_vocabularies_are_not_compared(tmp_path, config, tokenizer, said):
+    folders = [run_directory(tmp_path / name) for name in ("a", "b", "c")]
+    give_tasks(folders, (TASK, config, TASK), (b"one", tokenizer, b"one"))
+    groups = records.by_task(records.read_all(folders))
+    assert [[run.label for run in group] for group in groups] == [["a", "c"], ["b"]]
+    assert str(groups[1][0].task).startswith(f"{said}, tokenizer ")
+
+
+def give_tasks(folders, configs, tokenizers):
+    for folder, config, tokenizer in zip(folders, configs, tokenizers, strict=True):
+        with open(f"{folder}/config.yaml", "a") as file:
+            file.write(config)
+        Path(folder, "tokenizer.model").write_bytes(tokenizer)
+
+
+def test_what_cannot_be_compared_has_a_panel_of_its_own_with_its_task_over_it(tmp_path):
+    folders = [run_directory(tmp_path / name) for name in ("a", "b", "c")]
+    give_tasks(folders, [TASK] * 3, (b"one", b"another", b"one"))
+    runs = records.read_all(folders)
+    loss = drawn(runs, "loss")
+    assert [len(axes.lines) for axes in loss.axes] == [4, 4, 2, 2]  # training and validation
+    titles = [axes.get_title(loc="left") for axes in loss.axes[::2]]
+    assert titles == [str(run.task) for run in runs[:2]] and titles[0] != titles[1]
+    assert [len(drawn(runs, name).axes) for name in ("gradient_norm", "throughput")] == [2, 1]
+    assert "Different tasks cannot be compared" in curves.pictures(runs)[0].caption
+
+
+def test_a_run_that_does_not_say_its_tokenizer_is_compared_by_what_it_says(tmp_path):
+    folders = [run_directory(tmp_path / name) for name in ("a", "b")]
+    (tmp_path / "a/tokenizer.model").write_bytes(b"one")
+    for folder in folders:
+        with open(f"{folder}/config.yaml", "a") as file:
+            file.write(TASK)
+    assert len(records.by_task(records.read_all(folders))) == 1
 
 
 def test_a_run_that_diverged_ends_in_a_cross_and_leaves_others_in_sight(tmp_path):
@@ -121,11 +207,11 @@ def test_a_run_that_diverged_ends_in_a_cross_and_leaves_others_in_sight(tmp_path
     runs = records.read_all(folders)
     assert (runs[1].diverged, curves.summary(runs[1])["loss"]) == (60, None)
     assert curves.rows(runs)[1][-1] == "diverged at step 60"
-    figure = curves._against_both(runs, runs, "loss")
+    figure = drawn(runs, "loss")
     cross = lines_of(figure)[-1]
     assert cross[0] == 59 and cross[1] == pytest.approx(8.99 + 1) == figure.axes[0].dataLim.y1
     assert labels(figure) == ["good", "bad", "validation", "diverged"]
-    assert len(figure.axes) == 2 and "1 nat above" in figure._suptitle.get_text()
+    assert len(figure.axes) == 2 and "1 nat above" in figure.legends[0].get_title().get_text()
 
 
 def test_what_a_run_does_not_have_is_left_out_and_said(tmp_path):
@@ -136,16 +222,18 @@ def test_what_a_run_does_not_have_is_left_out_and_said(tmp_path):
     found = curves.pictures(runs)
     assert "Without times, so against steps alone: bare." in found[0].caption
     assert len(curves.evaluations(runs)) == 1
-    both = [line.axes for line in curves._against_both(runs, runs[1:], "loss").axes[0].lines]
-    assert len(both) == 3  # two of training, one of validation
-    alone = curves._against_both(runs[:1], [], "loss")
-    assert len(alone.axes) == 1 and labels(alone) == ["bare"]
+    both = drawn(runs, "loss")
+    assert [len(axes.lines) for axes in both.axes] == [
+        3,
+        2,
+    ]  # training of two and validation of one; the one with times
+    assert labels(drawn(runs[:1], "loss")) == ["training"]
 
 
 def test_everything_that_is_drawn_is_inside_the_picture(tmp_path):
     folders = [run_directory(tmp_path / f"{'a very long name ' * i}$x$ {i}", steps=5 + i) for i in range(1, 12)]
     runs = records.read_all(folders)
-    figure = curves._against_both(runs, runs, "perplexity", np.exp)
+    figure = drawn(runs, "perplexity")
     figure.draw_without_rendering()
     box = figure.bbox
     for artist in (*figure.legends, *figure.axes):
@@ -157,17 +245,17 @@ def test_everything_that_is_drawn_is_inside_the_picture(tmp_path):
 
 def test_the_page_holds_every_picture_and_needs_nothing_else(tmp_path):
     runs = records.read_all([run_directory(tmp_path / "<b>&run")])
-    drawn = curves.pictures(runs)
+    made = curves.pictures(runs)
     table = page.Table("Runs", curves.HEAD, curves.rows(runs))
-    html = page.html("Training <runs>", {"a": "<i>"}, [table, *curves.evaluations(runs)], drawn, "n & m")
-    files = page.write(str(tmp_path / "out/deep"), "plot", html, drawn)
+    html = page.html("Training <runs>", {"a": "<i>"}, [table, *curves.evaluations(runs)], made, "n & m")
+    files = page.write(str(tmp_path / "out/deep"), "plot", html, made)
     assert [file.rsplit("/", 1)[1] for file in files] == [
         "plot.html", "loss.png", "perplexity.png", "throughput.png", "gradient_norm.png",
     ]  # fmt: skip
     text = (tmp_path / "out/deep/plot.html").read_text()
     assert "<b>&run" not in text and "<i>" not in text and "&lt;b&gt;&amp;run" in text and "6.1000" in text
     assert "http" not in text and "<script" not in text and text.count('src="data:image/png;base64,') == 4
-    assert all(len(np.unique(imread(io.BytesIO(one.png)))) > 2 for one in drawn)
+    assert all(len(np.unique(imread(io.BytesIO(one.png)))) > 2 for one in made)
 
 
 def test_pictures_go_to_local_folders_alone():

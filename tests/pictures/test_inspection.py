@@ -11,7 +11,7 @@ from matplotlib.image import imread
 
 from flash_tf.models.causal_lm import CausalLM
 from flash_tf.models.masked_lm import MaskedLM
-from flash_tf.pictures import attention, inspection, report
+from flash_tf.pictures import inspection
 from flash_tf.pictures.formulas import array
 from tests.numerics import FLOAT32, FLOAT64, relative_error
 
@@ -93,11 +93,11 @@ def test_a_layer_whose_bias_silences_every_pair_is_dead_and_said_to_be():
     slow[bias.width // 2 - 1] = 30.0  # of the slowest wave: the same at all distances
     bias.a.assign(slow)
     bias.b.assign(-slow)
-    found = report.read(looked, Letters(), "twenty letters or so", longest=64)
+    found = inspection.read(looked, Letters(), "twenty letters or so", longest=64)
     dead = [one["parts"]["local"]["dead_rows"] for one in found.summaries]
     assert dead[0] < 1 and dead[1] == 1
     assert found.summaries[1]["parts"]["local"]["distance"] is None
-    assert "Dead, every weight of every query being zero: local attention of layer 1." in found.notes
+    assert "All weights are zero: local attention of layer 1." in found.notes
     assert "100.0%" in found.text()
 
 
@@ -111,7 +111,7 @@ def test_dead_rows_are_those_of_live_queries_alone():
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("letters", [1, 60])
 def test_every_picture_is_drawn_whatever_the_tokens_and_their_number(name, letters):
-    found = report.read(model(name), Letters(), ("abcdefghijkl" * 5)[:letters], longest=64, layers=[0])
+    found = inspection.read(model(name), Letters(), ("abcdefghijkl" * 5)[:letters], longest=64, layers=[0])
     assert [one.name for one in found.pictures] == ["inspect_overview", "inspect_layer_00"]
     assert all(len(np.unique(imread(io.BytesIO(one.png)))) > 2 for one in found.pictures)
     blind = any("The global part sees nothing" in note for note in found.notes)
@@ -120,19 +120,34 @@ def test_every_picture_is_drawn_whatever_the_tokens_and_their_number(name, lette
 
 def test_maps_name_the_tokens_of_the_window_and_show_the_weights_of_its_pairs():
     (layer,) = inspection.look(model("flash"), IDS, [1])
-    named = attention.window([str(i) for i in IDS], IDS.tolist(), 5, 10)
-    axes = attention.layer_figure(layer, named).axes[0]
+    named = inspection.window([str(i) for i in IDS], IDS.tolist(), 5, 10)
+    axes = inspection.layer_figure(layer, named, "a text").axes[0]
     assert [label.get_text() for label in axes.get_xticklabels()] == [str(i) for i in IDS[5:15]]
     shown, local = axes.images[0].get_array(), layer.parts[0]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("key (token)", "query (token)")
     assert (shown.mask == ~local.seen[5:15, 5:15]).all()
     assert (shown.filled(0) == local.weights[0, 5:15, 5:15]).all()
+
+
+@pytest.mark.parametrize("name", ["flash", "transformer"])
+def test_colours_are_linear_in_the_weight_and_the_scale_says_what_they_are(name):
+    (layer,) = inspection.look(model(name), IDS, [0])
+    drawn = inspection.layer_figure(layer, inspection.window([""] * 29, IDS.tolist(), 0, 29), "some $text$")
+    images = [image for axes in drawn.axes for image in axes.get_images()]
+    scales = [axes for axes in drawn.axes if axes.get_ylabel() == "attention weight"]
+    assert len(scales) == len(layer.parts) + (name == "transformer")  # and one for the heads together
+    for image in images:
+        low, high = image.norm.vmin, image.norm.vmax
+        assert low in (0, -high) and image.norm((low + 3 * high) / 4) == pytest.approx(0.75)
+    assert abs(images[0].norm.vmax) == pytest.approx(np.abs(layer.parts[0].weights.mean(axis=0)).max())
+    assert [text.get_text() for text in drawn.texts] == ["Layer 0", r"text: some \$text\$"]
 
 
 @pytest.mark.parametrize(("name", "tokens"), [("flash", 40), ("quad", 20), ("transformer", 40)])
 def test_nothing_reaches_beyond_the_picture(name, tokens):
     (layer,) = inspection.look(model(name), np.tile(IDS, 2), [0])
-    named = attention.window([Letters.pieces[4]] * 58, [4] * 58, 0, tokens)
-    drawn = attention.layer_figure(layer, named)
+    named = inspection.window([Letters.pieces[4]] * 58, [4] * 58, 0, tokens)
+    drawn = inspection.layer_figure(layer, named, "a text")
     drawn.draw_without_rendering()
     boxes = [axes.get_tightbbox() for axes in drawn.axes]
     assert min(box.x0 for box in boxes) >= 0 and min(box.y0 for box in boxes) >= 0
@@ -140,12 +155,12 @@ def test_nothing_reaches_beyond_the_picture(name, tokens):
 
 
 def test_tokens_are_shown_as_they_are_or_by_number_and_never_as_formulas():
-    named = attention.window(Letters.pieces[:5], [10, 11, 12, 13, 14], 0, None)
+    named = inspection.window(Letters.pieces[:5], [10, 11, 12, 13, 14], 0, None)
     assert named.labels == [r"\$x\$", "#11", "▁", " _a", "▁super…docious"]
 
 
 def test_what_is_left_out_of_a_long_text_is_said():
-    found = report.read(model("flash"), Letters(), "abcd" * 30, longest=64, layers=[0])
+    found = inspection.read(model("flash"), Letters(), "abcd" * 30, longest=64, layers=[0])
     assert len(found.pieces) == 64
     assert (
         found.notes[0] == "The text has 120 tokens; the first 64 were read, the length of the model's training texts."
@@ -166,7 +181,7 @@ def test_what_is_left_out_of_a_long_text_is_said():
 )
 def test_what_cannot_be_drawn_is_refused_by_name(text, options, said):
     with pytest.raises(ValueError, match=re.escape(said)):
-        report.read(model("flash"), Letters(), text, longest=64, **options)
+        inspection.read(model("flash"), Letters(), text, longest=64, **options)
 
 
 def test_weights_that_are_no_numbers_are_refused():
