@@ -1,7 +1,8 @@
 """Pictures of runs and of models, for people: PNG files, and all of them in one HTML file.
 
 `records` reads runs and `curves` draws them; neither needs TensorFlow. `inspection` draws a model's mixers at work on
-a text, with weights that `attention_maps` computes again in plain float64. `style` has the look of pictures, `page` writes them.
+a text, with weights that `attention_maps` computes again in plain float64. `style` sets the look, `page` writes the
+files.
 """
 
 import importlib.util

@@ -24,7 +24,7 @@ HEADS = 12  # maps of single heads at most, six in a row
 LABELS, FEW = 40, 32  # tokens that a map may name; tokens that it names of a longer text
 UNSEEN, DEAD = "#DDDDDD", "#000000"
 # Inches: a map; rows that hold a title and maps, further maps, maps of single heads, lines.
-MAP, MAP_ROW, NEXT_ROW, STRIP_ROW, LINES_ROW = 3.25, 5.0, 4.3, 1.8, 2.4
+MAP, MAP_ROW, NEXT_ROW, STRIP_ROW, LINES_ROW = 3.05, 5.0, 4.15, 1.8, 2.4
 COLUMN = 4.85  # from a map to the next
 CAPTION = (
     "Rows are queries, columns are keys. Grey: tokens that the query does not see. The colour is linear in the weight."
@@ -265,7 +265,7 @@ def _scale(figure, image, left, top, height):
     bar = figure.colorbar(image, cax=_axes(figure, left, top, 0.12, height))
     bar.locator, bar.formatter = MaxNLocator(5), FuncFormatter(lambda x, _: f"{x:.3g}")
     bar.update_ticks()
-    bar.set_label("attention weight", fontsize=8)
+    bar.set_label("attention weight", fontsize=8, labelpad=2)
 
 
 def _norm(weights, signed):

@@ -1,15 +1,24 @@
 """The command line on good input: what it prints, and where."""
 
+import contextlib
+import fcntl
 import json
+import os
+import pty
 import re
+import shlex
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
 import pytest
 
+import flash_tf
+from flash_tf import cli, commands, config
 from tests.training import runs
 
 # All that `train` shows.
@@ -96,6 +105,88 @@ def test_fill_mask_gives_the_likeliest_tokens_of_each_mask_with_falling_probabil
         assert all(candidate["text"].startswith(word) for candidate in mask)
     status, out, _ = runs.command(folder, "fill-mask", folder / "model", text, "--top-k", "3")
     assert status == 0 and len(out.splitlines()) == 6
+
+
+def fresh(*arguments):
+    """Runs `flash-tf` in a new interpreter: status, outputs, and whether it imported TensorFlow or Keras."""
+    program = (
+        "import sys; from flash_tf import cli\n"
+        "try: cli.main(sys.argv[1:])\n"
+        "finally: print({'tensorflow', 'keras'} & set(sys.modules), file=sys.stderr)"
+    )
+    environment = {**os.environ, "COLUMNS": "80"}
+    command = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_help_lists_every_command_with_its_purpose_in_one_line_without_importing_tensorflow():
+    before = os.times()
+    status, out, err = fresh("--help")
+    after = os.times()
+    assert (status, err) == (0, "set()\n")
+    assert after.children_user + after.children_system - before.children_user - before.children_system < 2
+    lines = out.splitlines()
+    for name in commands.NAMES:
+        assert sum(re.match(rf"    {name} +[A-Z]\S* \S", line) is not None for line in lines) == 1, name
+    assert max(map(len, lines)) <= 80
+
+
+def test_version_is_the_package_version():
+    assert fresh("--version") == (0, f"flash-tf {flash_tf.__version__}\n", "set()\n")
+
+
+@pytest.mark.parametrize("name", commands.NAMES)
+def test_help_of_a_command_has_a_purpose_groups_and_two_examples_that_parse(name, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit, match="0"):
+        cli.main([name, "--help"])
+    text = capsys.readouterr().out
+    usage, purpose, *groups, examples = text.strip().split("\n\n")
+    assert usage.startswith(f"usage: flash-tf {name} ") and re.fullmatch(r"[A-Z].*\.", purpose)
+    titles = [group.split("\n")[0] for group in groups if not group.startswith("  ")]
+    assert titles[0] == "options:" and len(groups[0].splitlines()) == 2 and len(titles) > 1  # the rest is in groups
+    assert max(map(len, text.splitlines())) <= 80
+    title, *lines = examples.splitlines()
+    assert title == "examples:" and len(lines) == 2
+    for line in lines:
+        program, *arguments = shlex.split(line)
+        parsed = cli._parser().parse_args(arguments)
+        assert (program, arguments[0]) == ("flash-tf", name)
+        known = getattr(parsed, "config", "quickstart")
+        assert known in config.names() or known.endswith(".yaml") or known.startswith("runs/")
+
+
+def on_terminal(folder, columns, *arguments):
+    """Runs `flash-tf` on a terminal of its own; status and what it wrote, line by line as it was drawn."""
+    process, terminal = pty.fork()
+    if process == 0:
+        fcntl.ioctl(2, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        os.chdir(folder)
+        os.execv(sys.executable, [sys.executable, "-m", "flash_tf.cli", *map(str, arguments)])
+    written = b""
+    with contextlib.suppress(OSError):  # the end of the process
+        while part := os.read(terminal, 65536):
+            written += part
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), written.decode().replace("\r\n", "\n")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("columns", [50, 80])
+def test_training_on_a_terminal_draws_lines_that_fit_and_leaves_a_history(tmp_path, columns, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(flash_tf.__file__).parents[1]))
+    runs.corpus(tmp_path)
+    path = runs.write(tmp_path, model={"depth": 1}, train={"steps": 40}, evaluation={"every": 20})
+    status, written = on_terminal(tmp_path, columns, "train", path, "--model-dir", "model")
+    assert status == 0, written
+    drawn = [line for line in re.split(r"\n|\r\033\[K", written) if line]
+    assert max(len(line) for line in drawn if line.startswith(("step", "evaluated", "tokenised"))) < columns
+    steps = [int(line.split()[1].partition("/")[0]) for line in drawn if "  loss " in line]
+    assert steps == list(range(1, 41))
+    stay = [line.rpartition("\r\033[K")[2] for line in written.split("\n") if line]
+    assert [line.split()[1] for line in stay if "  loss " in line] == [f"{n}/40" for n in range(2, 41, 2)]
+    assert [line.split()[1] for line in stay if "validation loss" in line] == ["20", "40"]
+    assert stay[-1] == "done; the run is in model"
 
 
 def wait_for(condition, process):
