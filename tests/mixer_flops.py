@@ -4,6 +4,8 @@ One function a mixer, named after it in the registry, `(mixer, n) -> FLOPs per t
 attention is half of the pairs.
 """
 
+import math
+
 
 def half(mixer):
     return 0.5 if mixer.causal else 1
@@ -135,6 +137,13 @@ def _states(weights, keys, values, heads):
     return 2 * weights + 4 * keys * values / heads
 
 
+def _by_weights_and_kernel(mixer, n):
+    """A mixer around one kernel: two for each number of a matrix, and the kernel's own."""
+    weights = sum(math.prod(weight.shape) for weight in mixer.trainable_variables if len(weight.shape) == 2)
+    return 2 * weights + mixer.spec.flops(mixer.sizes(n=n), mixer.case) / n
+
+
 def forward_flops(mixer, n):
     """FLOPs per token of a built mixer over a text of n tokens."""
-    return globals()[type(mixer).__module__.rpartition(".")[2]](mixer, n)
+    formula = globals().get(type(mixer).__module__.rpartition(".")[2], _by_weights_and_kernel)
+    return formula(mixer, n)

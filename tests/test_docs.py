@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ TEXTS = [*PAGES, *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "
 SOURCES = []  # folders whose docstrings and comments are held to the same English
 TWISTED = re.compile(r"\b(?:that|those) of\b|\bof which\b", re.IGNORECASE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+ADDRESS = re.compile(r"github\.com/[\w-]+/flash-tf\b")
 README_WORDS = 900
 
 each_text = pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -33,6 +35,13 @@ def test_nothing_says_that_of_or_of_which():
     assert found == []
 
 
+def test_the_address_of_the_repository_stands_once_and_is_everywhere_the_same():
+    address = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["urls"]["Repository"]
+    written = [*TEXTS, ROOT / "mkdocs.yml", *sorted((ROOT / "colab").glob("*.ipynb"))]
+    found = {match for path in written for match in ADDRESS.findall(path.read_text("utf-8"))}
+    assert found == {address.removeprefix("https://")}
+
+
 @each_text
 def test_every_link_to_a_file_finds_it(path):
     links = [link.partition("#")[0] for link in LINK.findall(path.read_text("utf-8"))]
@@ -42,8 +51,7 @@ def test_every_link_to_a_file_finds_it(path):
 
 def test_every_public_layer_is_on_the_page_of_the_api():
     shown = re.findall(r"^::: flash_tf\.layers\.(\w+)$", (ROOT / "docs/api/layers.md").read_text("utf-8"), re.MULTILINE)
-    public = [name for name, value in vars(flash_tf.layers).items() if isinstance(value, type)]
-    assert sorted(shown) == sorted(public)
+    assert sorted(shown) == sorted(dir(flash_tf.layers))
 
 
 @pytest.mark.full

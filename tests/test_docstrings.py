@@ -20,11 +20,12 @@ OTHERS = ["flash_tf.generation.samplers", "flash_tf.loading"]
 
 
 def public_layers(module):
-    """The layers and models that a module defines and a user builds: those registered for saving."""
+    """The layers and models that a module defines and a user builds: registered, and not an old name."""
     return [
         cls
         for _, cls in inspect.getmembers(module, inspect.isclass)
         if cls.__module__ == module.__name__ and keras.saving.get_registered_name(cls).startswith("flash_tf>")
+        if {"__init__", "call"} & vars(cls).keys()
     ]
 
 

@@ -51,7 +51,7 @@ def test_a_system_is_causal_exactly_where_it_has_a_causal_config(found):
 
 def test_what_is_said_of_a_system_is_what_its_paper_says(found):
     fields = ("causal", "state", "complexity")
-    assert {name: tuple(one[field] for field in fields) for name, one in found.items()} == SAID
+    assert {name: tuple(found[name][field] for field in fields) for name in SAID} == SAID
 
 
 def test_the_command_prints_one_object_and_a_table(capsys):

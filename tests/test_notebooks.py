@@ -2,13 +2,15 @@
 
 import os
 import sys
+import tomllib
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
 
-NOTEBOOKS = sorted((Path(__file__).parents[1] / "colab").glob("*.ipynb"))
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "colab").glob("*.ipynb"))
 SMALL = "--set train.steps=4 --set train.tokens_per_step=512 --set model.depth=2 --set optimizer.warmup_steps=2"
 RUNS = [
     ("quickstart", {"OPTIONS": SMALL}),
@@ -51,6 +53,16 @@ def test_a_notebook_runs_to_its_end_or_to_where_it_needs_a_tpu(name, parameters,
     book = prepared(name, parameters)
     NotebookClient(book, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
     assert "Traceback" not in printed(book)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_opens_in_colab_and_installs_the_package_first(path):
+    address = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["urls"]["Repository"]
+    cells = nbformat.read(path, as_version=4).cells
+    place = f"{address.removeprefix('https://')}/blob/main/{path.relative_to(ROOT)}"
+    assert f"(https://colab.research.google.com/{place.replace('github.com', 'github')})" in cells[0].source
+    first = next(cell for cell in cells if cell.cell_type == "code")
+    assert "install" in tags(first) and address in first.source
 
 
 def test_every_notebook_is_run():
