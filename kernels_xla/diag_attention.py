@@ -10,7 +10,7 @@ from typing import Literal
 from keras import ops
 
 from kernels_xla.common.chunking import fold, unfold
-from kernels_xla.common.masks import documents, keep, pairs
+from kernels_xla.common.masks import documents, pairs, zero_outside
 from kernels_xla.common.spec import KernelSpec, Stream, Tensor
 from kernels_xla.common.streaming import (
     append,
@@ -77,7 +77,7 @@ def _as_rows(x):
 def _attend(q, k, v, ids, causal, weights, offset):
     """Each row by itself: q, k `[b, c, h, s]`, v `[b, c, h, e]`, ids `[b, c]` or None -> `[b, c, h, e]`."""
     at = ops.arange(ops.shape(q)[1], dtype="int32") + offset
-    v = v if ids is None else keep(v, (ids > 0)[..., None, None])
+    v = v if ids is None else zero_outside(v, (ids > 0)[..., None, None])
     return _weighted(q, k, v, pairs(ids, ids, at, at, causal), weights)
 
 
@@ -87,7 +87,7 @@ def _weighted(q, k, v, seen, weights):
         return attend(q, k, v, seen)
     seen = seen if len(seen.shape) == 2 else seen[:, None]
     scores = ops.einsum("bihs,bjhs->bhij", q * ops.cast(q.shape[-1] ** -0.5, q.dtype), k)
-    return ops.einsum("bhij,bjhe->bihe", keep(ops.relu(scores), seen), v)
+    return ops.einsum("bhij,bjhe->bihe", zero_outside(ops.relu(scores), seen), v)
 
 
 def diag_attention_reference(

@@ -8,7 +8,7 @@ from typing import Literal
 
 from keras import ops
 
-from kernels_xla.common.masks import documents, keep, pairs, strips
+from kernels_xla.common.masks import documents, pairs, strips, zero_outside
 from kernels_xla.common.rotary import relative_bias
 from kernels_xla.common.spec import KernelSpec, Stream, Tensor
 from kernels_xla.common.streaming import append, bias_by_distance, runtime_zero
@@ -115,7 +115,7 @@ def attend(q, k, v, bias, seen, tokens, scale):
     if bias is not None:
         scores = scores + ops.cast(_over_heads(added * bias), scores.dtype)
     weights = ops.square(ops.relu(scores))
-    weights = weights if seen is None else keep(weights, _over_heads(seen))
+    weights = weights if seen is None else zero_outside(weights, _over_heads(seen))
     return ops.swapaxes(ops.matmul(weights, v), 1, 2)
 
 

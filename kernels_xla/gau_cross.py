@@ -6,7 +6,7 @@ cross-attention it is our definition, since no source gives one.
 
 from keras import ops
 
-from kernels_xla.common.masks import keep
+from kernels_xla.common.masks import zero_outside
 from kernels_xla.common.spec import KernelSpec, Tensor
 from kernels_xla.gau import attend
 
@@ -41,7 +41,7 @@ def gau_cross_attention(
         seen = ops.broadcast_to(memory_mask[:, None], (b, n, m))
         tokens = ops.maximum(ops.sum(ops.cast(seen, "float32"), axis=-1), 1.0)
     out = attend(q, k, v, None, seen, tokens, "normalized")
-    return out if padding_mask is None else keep(out, padding_mask[..., None, None])
+    return out if padding_mask is None else zero_outside(out, padding_mask[..., None, None])
 
 
 def gau_cross_attention_reference(q, k, v, *, padding_mask=None, memory_mask=None):

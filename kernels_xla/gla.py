@@ -10,7 +10,7 @@ from keras import ops
 
 from kernels_xla.common import recurrence
 from kernels_xla.common.accumulate import sum_dtype
-from kernels_xla.common.masks import documents, keep
+from kernels_xla.common.masks import documents, zero_outside
 from kernels_xla.common.recurrence import SUBCHUNK
 from kernels_xla.common.spec import KernelSpec, Stream, Tensor
 
@@ -74,7 +74,7 @@ def _decays(k, log_decay, value_log_decay):
 
 def _products(q, k, log_decay, seen):
     """As `_weights`, where nothing decays."""
-    return keep(ops.einsum("bgihs,bgjhs->bghij", q, k), seen)
+    return zero_outside(ops.einsum("bgihs,bgjhs->bghij", q, k), seen)
 
 
 def _weights(q, k, log_decay, seen):
@@ -101,7 +101,7 @@ def _weights(q, k, log_decay, seen):
         far = ops.einsum("xmis,xmjs->xmij", queries, ops.cast(k[:, None] * ops.exp(until), dtype))
         block = ops.cast(ops.eye(m)[:, None, :, None], dtype)
         near = ops.reshape(far, (-1, m, u, m, u)) + block * ops.reshape(near, (-1, m, u, 1, u))
-    return keep(ops.reshape(near, (b, g, h, c, c)), seen)
+    return zero_outside(ops.reshape(near, (b, g, h, c, c)), seen)
 
 
 def _near(q, k, log_decay):

@@ -12,7 +12,7 @@ from keras import ops
 from kernels_xla.common import accumulate, recurrence
 from kernels_xla.common.accumulate import sum_dtype
 from kernels_xla.common.chunking import edges, fold, sum_of_earlier, sum_of_later, unfold
-from kernels_xla.common.masks import documents, keep, pairs
+from kernels_xla.common.masks import documents, pairs, zero_outside
 from kernels_xla.common.recurrence import arrived, fitting, of_heads, over_heads
 from kernels_xla.common.spec import KernelSpec, Stream, Tensor
 
@@ -61,7 +61,7 @@ def linear_attention(
     """
     n, ids = ops.shape(v)[1], documents(padding_mask, segment_ids)
     real = None if ids is None else ids > 0
-    k, v = (x if real is None else keep(x, of_heads(real)) for x in (k, v))
+    k, v = (x if real is None else zero_outside(x, of_heads(real)) for x in (k, v))
     _check_form(form)
     if form != "chunks":
         out, total = _by_tokens(q, k, v, ids, causal, normalized, form)
@@ -74,7 +74,7 @@ def linear_attention(
         out = ops.einsum("bihs,bhse->bihe", q, ops.einsum("bjhs,bjhe->bhse", k, v))
         total = _wide_product("bihs,bhs->bih", q, _wide_sum(k, axis=1)) if normalized else None
     out = _divided(out, total)
-    return out if real is None else keep(out, of_heads(real))
+    return out if real is None else zero_outside(out, of_heads(real))
 
 
 def _wide_sum(x, axis):
@@ -97,7 +97,7 @@ def _quotient(out, total):
 
     def gradient(*arguments, upstream=None):  # Keras passes it by name on JAX, TensorFlow by place
         dout = ops.cast(arguments[0] if upstream is None else upstream, total.dtype) / denominator
-        return ops.cast(dout, out.dtype), keep(-ops.sum(dout * ratio, axis=-1), total > LEAST)
+        return ops.cast(dout, out.dtype), zero_outside(-ops.sum(dout * ratio, axis=-1), total > LEAST)
 
     return ops.cast(ratio, out.dtype), gradient
 
@@ -110,11 +110,11 @@ def _by_chunks(q, k, v, ids, causal, normalized, start=None):
     """
     at = ops.arange(q.shape[2], dtype="int32")
     seen = over_heads(pairs(ids, ids, at, at, causal))
-    weights = keep(ops.einsum("bgihs,bgjhs->bghij", q, k), seen)
+    weights = zero_outside(ops.einsum("bgihs,bgjhs->bghij", q, k), seen)
     out = ops.einsum("bghij,bgjhe->bgihe", weights, v)
     total = ops.swapaxes(_wide_sum(weights, axis=-1), 2, 3) if normalized else None
     for reads, is_read, over in _other_chunks(ids, causal):
-        queries, keys = keep(q, reads), keep(k, is_read)
+        queries, keys = zero_outside(q, reads), zero_outside(k, is_read)
         sums = over(ops.einsum("bgjhs,bgjhe->bghse", keys, v))
         sums = sums if start is None else start["sum"][:, None] + ops.cast(sums, start["sum"].dtype)
         out = out + ops.einsum("bgihs,bghse->bgihe", queries, ops.cast(sums, q.dtype))
@@ -140,8 +140,8 @@ def across_chunks(q: Tensor, k: Tensor, v: Tensor, ids: Tensor | None, causal: b
     """
     out = 0
     for reads, is_read, over in _other_chunks(ids, causal):
-        sums = over(ops.einsum("bgjhs,bgjhe->bghse", keep(k, is_read), v))
-        out = out + ops.einsum("bgihs,bghse->bgihe", keep(q, reads), sums)
+        sums = over(ops.einsum("bgjhs,bgjhe->bghse", zero_outside(k, is_read), v))
+        out = out + ops.einsum("bgihs,bghse->bgihe", zero_outside(q, reads), sums)
     return out
 
 
@@ -235,7 +235,7 @@ def extend(state, q, k, v, *, valid=None, chunk_size=128, causal=True, normalize
     if not causal:
         raise ValueError("linear can be streamed only if causal, got causal=False")
     tokens, wide = ops.shape(v)[1], state["sum"].dtype
-    k, v = (keep(x, of_heads(arrived(tokens, valid))) for x in (k, v))
+    k, v = (zero_outside(x, of_heads(arrived(tokens, valid))) for x in (k, v))
     after = {"sum": state["sum"] + ops.einsum("bjhs,bjhe->bhse", ops.cast(k, wide), ops.cast(v, wide))}
     if normalized:
         after["norm"] = state["norm"] + _wide_sum(k, axis=1)

@@ -10,7 +10,7 @@ from keras import ops
 from kernels_xla import diag_attention as diag
 from kernels_xla.common import accumulate, recurrence
 from kernels_xla.common.chunking import fold, sum_of_earlier, unfold
-from kernels_xla.common.masks import documents, keep
+from kernels_xla.common.masks import documents, zero_outside
 from kernels_xla.common.recurrence import of_heads
 from kernels_xla.common.spec import KernelSpec, Stream, Tensor
 from kernels_xla.common.streaming import append, emptied, filled, leave_grid, on_grid, rows, when_full, window
@@ -72,7 +72,7 @@ def mc_tfm_attention(
         lin_q = _shared(lin_q, linear_attention(one, one, one, chunk_size=chunk_size, **masks))
         return near + linear_attention(lin_q, lin_k, v, chunk_size=chunk_size, **masks)
     if ids is not None:
-        lin_k, lin_q = (keep(x, of_heads(ids > 0)) for x in (lin_k, lin_q))
+        lin_k, lin_q = (zero_outside(x, of_heads(ids > 0)) for x in (lin_k, lin_q))
     packed = None if segment_ids is None else fold(ids, chunk_size)
     one, lin_q, lin_k, v = (fold(x, chunk_size) for x in (one, lin_q, lin_k, v))
     lin_q = _shared(lin_q, across_chunks(one, one, one, packed, causal=True))
@@ -132,7 +132,7 @@ def extend(state, q, k, v, lin_q, lin_k, *, chunk_size, valid=None, causal=True)
     before = ops.cast(state["sum"][:, None] + sum_of_earlier(sums), v.dtype)
     far = unfold(ops.einsum("bgihs,bghse->bgihe", queries, before), ops.shape(slots)[1])
     closed = slots[:, ::c] // c < (until // c)[:, None]  # [b, g]
-    total = state["sum"] + ops.sum(keep(sums, closed[..., None, None, None]), axis=1)
+    total = state["sum"] + ops.sum(zero_outside(sums, closed[..., None, None, None]), axis=1)
     return near + window(far, fill, tokens), {**inside, "lin_k": leave_grid(laid, until, c), "sum": total}
 
 
@@ -146,7 +146,7 @@ def _step(state, q, k, v, lin_q, lin_k, c, valid):
 
     def close(full, total, k, v, lin_k):
         new = accumulate.einsum("bjhs,bjhe->bhse", lin_k, v)
-        return total + keep(new, full[:, None, None, None]), *emptied(full, k, v, lin_k)
+        return total + zero_outside(new, full[:, None, None, None]), *emptied(full, k, v, lin_k)
 
     full = filled(position, inside["position"], c)
     kept = when_full(full, close, total, inside["k"], inside["v"], keys)

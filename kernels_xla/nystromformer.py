@@ -7,7 +7,7 @@ from keras import ops
 
 from kernels_xla.common.accumulate import einsum
 from kernels_xla.common.landmarks import flops, means, pseudo_inverse, real, segments
-from kernels_xla.common.masks import keep
+from kernels_xla.common.masks import zero_outside
 from kernels_xla.common.spec import KernelSpec, Tensor
 from kernels_xla.softmax_attention import attend
 
@@ -45,7 +45,7 @@ def nystromformer_attention(
     scores = ops.where(there[:, None], scores, ops.cast(-1e30, scores.dtype))
     middle = ops.softmax(scores, axis=-1)
     both = ops.logical_and(there, ops.swapaxes(there, 1, 2))[:, None]
-    inverse = pseudo_inverse(keep(middle, both))
+    inverse = pseudo_inverse(zero_outside(middle, both))
     told = attend(queries, k, v, None if padding_mask is None else padding_mask[:, None])  # [b, t, h, e]
     told = ops.einsum("bhij,bjhe->bihe", inverse, ops.cast(told, inverse.dtype))
     return real(attend(q, keys, ops.cast(told, v.dtype), there), padding_mask)

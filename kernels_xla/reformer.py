@@ -10,7 +10,7 @@ from keras import ops
 from kernels_xla.common.accumulate import einsum, sum_dtype
 from kernels_xla.common.chunking import fold, unfold
 from kernels_xla.common.landmarks import gathered, real
-from kernels_xla.common.masks import keep
+from kernels_xla.common.masks import zero_outside
 from kernels_xla.common.spec import KernelSpec, Tensor
 
 ALONE = -1e5  # the score of a token with itself, of the public implementations: it counts where there is no other
@@ -115,7 +115,7 @@ def _attend(q, k, v, number):
     seen = (other > 0)[:, :, None]
     scores = ops.where(seen, scores, ops.cast(-1e30, scores.dtype))
     total = ops.logsumexp(scores, axis=-1, keepdims=True)
-    weights = keep(ops.exp(scores - total), seen)
+    weights = zero_outside(ops.exp(scores - total), seen)
     return ops.einsum("mgij,mgje->mgie", ops.cast(weights, v.dtype), v), total
 
 

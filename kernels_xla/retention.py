@@ -7,7 +7,7 @@ from keras import ops
 
 from kernels_xla.common import recurrence
 from kernels_xla.common.accumulate import sum_dtype
-from kernels_xla.common.masks import documents, keep
+from kernels_xla.common.masks import documents, zero_outside
 from kernels_xla.common.spec import KernelSpec, Stream, Tensor
 
 
@@ -58,9 +58,9 @@ def _weights(q, k, log_decay, seen):
     at = ops.arange(q.shape[2], dtype="int32")
     # Masked before it is an exponent: above the diagonal it would overflow, and make the gradient not a number. On the
     # diagonal nothing decays, and the gradient of nothing would be lost in two large parts that cancel.
-    log = keep(since[..., :, None] - since[..., None, :], ops.logical_and(seen, at[None, :] < at[:, None]))
+    log = zero_outside(since[..., :, None] - since[..., None, :], ops.logical_and(seen, at[None, :] < at[:, None]))
     scores = ops.einsum("bgihs,bgjhs->bghij", q, k)
-    return keep(ops.cast(ops.exp(log), q.dtype) * scores, seen)
+    return zero_outside(ops.cast(ops.exp(log), q.dtype) * scores, seen)
 
 
 def retention_reference(q, k, v, log_decay, *, chunk_size=None, causal=True, padding_mask=None, segment_ids=None):

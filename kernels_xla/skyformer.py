@@ -6,7 +6,7 @@ Source: Chen et al., "Skyformer", arXiv:2111.00035, section 4; ridge and precond
 from keras import ops
 
 from kernels_xla.common.landmarks import draws, flops, gathered, gaussian, numbers, positions_of, pseudo_inverse, real
-from kernels_xla.common.masks import keep
+from kernels_xla.common.masks import zero_outside
 from kernels_xla.common.spec import KernelSpec, Tensor
 
 RIDGE = 0.1  # of the authors
@@ -51,7 +51,7 @@ def skyformer_attention(
     across = root[..., None] * root[..., None, :]
     inverse = pseudo_inverse(middle * across) * across
     seen = None if padding_mask is None else padding_mask[:, None, None]
-    weights = ops.cast(keep(gaussian(some, k), seen), v.dtype)
+    weights = ops.cast(zero_outside(gaussian(some, k), seen), v.dtype)
     told = ops.einsum("bhij,bjhe->bihe", weights, v)  # [b, t, h, e]
     told = ops.einsum("bhij,bjhe->bihe", inverse, ops.cast(told, inverse.dtype))
     out = ops.einsum("bhij,bjhe->bihe", ops.cast(gaussian(q, some), v.dtype), ops.cast(told, v.dtype))

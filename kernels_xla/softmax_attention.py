@@ -6,7 +6,7 @@ Source: Vaswani et al., "Attention Is All You Need", equation 1.
 from keras import ops
 
 from kernels_xla.common import accelerator, accumulate
-from kernels_xla.common.masks import documents, keep, pairs, strips
+from kernels_xla.common.masks import documents, pairs, strips, zero_outside
 from kernels_xla.common.spec import KernelSpec, Stream, Tensor
 from kernels_xla.common.streaming import append
 
@@ -107,7 +107,7 @@ def _exponentials(scores, mask=None):
     seen = None if mask is None else mask > 0
     scores = scores if seen is None else ops.where(seen, scores, ops.cast(-1e30, scores.dtype))
     weights = ops.exp(scores - ops.max(scores, axis=-1, keepdims=True))
-    weights = weights if seen is None else keep(weights, seen)
+    weights = weights if seen is None else zero_outside(weights, seen)
     total = ops.expand_dims(ops.transpose(ops.sum(weights, axis=-1), (0, 2, 1)), -1)
     return weights, ops.where(total > 0, total, ops.ones_like(total))
 
@@ -123,7 +123,7 @@ def _softmax(scores, mask=None):
     if mask is None:
         return ops.softmax(rows(scores), axis=-1), 1
     seen = mask > 0 if len(mask.shape) == 2 else rows(ops.broadcast_to(mask > 0, ops.shape(scores)))
-    return keep(ops.softmax(ops.where(seen, rows(scores), ops.cast(-1e30, scores.dtype)), axis=-1), seen), 1
+    return zero_outside(ops.softmax(ops.where(seen, rows(scores), ops.cast(-1e30, scores.dtype)), axis=-1), seen), 1
 
 
 def softmax_attention_reference(q, k, v, *, causal=False, padding_mask=None, segment_ids=None):

@@ -11,7 +11,7 @@ from keras import ops
 from kernels_xla.common import accumulate
 from kernels_xla.common.chunking import edges, fold, unfold
 from kernels_xla.common.joint_softmax import LOW, joint_attention, joint_attention_reference
-from kernels_xla.common.masks import documents, keep, pairs
+from kernels_xla.common.masks import documents, pairs, zero_outside
 from kernels_xla.common.spec import KernelSpec, Stream, Tensor
 from kernels_xla.common.streaming import append, emptied, filled, leave_grid, on_grid, rows, when_full, window
 
@@ -111,10 +111,12 @@ def _summaries(pooled, k, v, seen):
     """
     some = None if seen is None else ops.any(seen, axis=-1)[..., None, None]
     seen_by_heads = None if seen is None else seen[:, :, None]
-    scores = accumulate.einsum("bghs,bgjhs->bghj", keep(pooled, some) * ops.cast(k.shape[-1] ** -0.5, k.dtype), k)
+    scores = accumulate.einsum(
+        "bghs,bgjhs->bghj", zero_outside(pooled, some) * ops.cast(k.shape[-1] ** -0.5, k.dtype), k
+    )
     scores = scores if seen is None else ops.where(seen_by_heads, scores, LOW)
-    weights = ops.cast(keep(ops.softmax(scores, axis=-1), seen_by_heads), v.dtype)
-    return keep(_highest(k, seen), some), ops.einsum("bghj,bgjhe->bghe", weights, v)
+    weights = ops.cast(zero_outside(ops.softmax(scores, axis=-1), seen_by_heads), v.dtype)
+    return zero_outside(_highest(k, seen), some), ops.einsum("bghj,bgjhe->bghe", weights, v)
 
 
 def combiner_fixed_attention_reference(q, k, v, *, chunk_size, causal=False, padding_mask=None, segment_ids=None):
@@ -129,7 +131,7 @@ def combiner_fixed_attention_reference(q, k, v, *, chunk_size, causal=False, pad
     both = (document & inside)[..., None, None]  # [b, i, j, 1, 1]
     lowest = ops.cast(LOW, v.dtype)
     pooled, k_sum = (ops.max(ops.where(both, x[:, None], lowest), axis=2) for x in (q, k))
-    pooled, k_sum = (keep(x, (ids > 0)[..., None, None]) for x in (pooled, k_sum))
+    pooled, k_sum = (zero_outside(x, (ids > 0)[..., None, None]) for x in (pooled, k_sum))
     none_before = ~ops.any(document & inside & (at[:, None] > at), axis=-1)  # [b, i]
     v_sum = joint_attention_reference(pooled, k, v, k, v, document & inside, document & (at[:, None] < 0))
     far = document & order & ~inside & none_before[:, None]
@@ -178,7 +180,7 @@ def extend(state, q, k, v, *, chunk_size, valid=None, causal=True):
     out = window(unfold(out, ops.shape(slots)[1]), fill, tokens)
     left = {name: leave_grid(x, until, c) for name, x in grid.items()}
     left["pooled"] = ops.cast(
-        keep(rows(pooled, (until // c)[:, None])[:, 0], (until % c > 0)[:, None, None]), state["pooled"].dtype
+        zero_outside(rows(pooled, (until // c)[:, None])[:, 0], (until % c > 0)[:, None, None]), state["pooled"].dtype
     )
     return out, {**left, **sums, "position": position + valid}
 

@@ -5,7 +5,7 @@ import math
 from keras import ops
 
 from kernels_xla.common.accumulate import sum_dtype
-from kernels_xla.common.masks import keep
+from kernels_xla.common.masks import zero_outside
 from kernels_xla.common.spec import Tensor
 
 GROUP = 256  # chunks summed by one triangular product; up to some 200 it costs no more than reading and writing them
@@ -78,9 +78,11 @@ def _earlier(x, first=None, last=None):
         entering = over_groups(_sum(grouped))[:, :, None]
         return unfold(_triangular(grouped) + entering, ops.shape(x)[1])
     first, last = fold(first, GROUP), fold(last, GROUP)  # [b, m, GROUP]
-    leaves = keep(grouped, (last == last[:, :, -1:])[..., None])  # of the document that runs on out of the group
+    leaves = zero_outside(
+        grouped, (last == last[:, :, -1:])[..., None]
+    )  # of the document that runs on out of the group
     entering = over_groups(_sum(leaves), first[:, :, 0], last[:, :, -1])[:, :, None]
-    entering = keep(entering, (first == first[:, :, :1])[..., None])
+    entering = zero_outside(entering, (first == first[:, :, :1])[..., None])
     return unfold(_triangular(grouped, first, last) + entering, ops.shape(x)[1])
 
 

@@ -9,7 +9,7 @@ from keras import ops
 
 from kernels_xla.common import accumulate
 from kernels_xla.common.accelerator import on_tpu
-from kernels_xla.common.masks import keep
+from kernels_xla.common.masks import zero_outside
 from kernels_xla.common.spec import Tensor
 
 LOW = -1e30  # below every score, and what exp makes 0 of
@@ -62,8 +62,8 @@ def _with_gradient(q, k, v, far_k, far_v, *masks):
     seen, far_seen = (mask > 0 for mask in masks)
     near, far = ops.where(seen, near, LOW), ops.where(far_seen, far, LOW)
     largest = ops.maximum(ops.max(near, axis=-1, initial=LOW), ops.max(far, axis=-2, initial=LOW))  # [b, g, h, i]
-    near = keep(ops.exp(near - to_near(largest)), seen)
-    far = keep(ops.exp(far - to_far(largest)), far_seen)
+    near = zero_outside(ops.exp(near - to_near(largest)), seen)
+    far = zero_outside(ops.exp(far - to_far(largest)), far_seen)
     total = ops.sum(near, axis=-1) + ops.sum(far, axis=-2)
     total = ops.where(total > 0, total, ops.ones_like(total))
     if not on_tpu():  # which divides behind the products, see `softmax`: float16 has no room for sums before that
@@ -75,8 +75,8 @@ def _with_gradient(q, k, v, far_k, far_v, *masks):
 
     def gradient(*arguments, upstream=None):  # Keras passes it by name on JAX, TensorFlow by place
         dout = divided(arguments[0] if upstream is None else upstream)
-        dnear = keep(wide(ops.einsum("bgihe,bgjhe->bghij", dout, v)), seen)
-        dfar = keep(wide(product(f"bgihe,{value}->bghmi", dout, far_v)), far_seen)
+        dnear = zero_outside(wide(ops.einsum("bgihe,bgjhe->bghij", dout, v)), seen)
+        dfar = zero_outside(wide(product(f"bgihe,{value}->bghmi", dout, far_v)), far_seen)
         # Of the same rounded numbers as what it is taken from: gradients of a query's scores have no common part.
         own = (ops.sum(wide(near) * dnear, axis=-1) + ops.sum(wide(far) * dfar, axis=-2)) / total
         dnear = ops.cast(wide(near) * (dnear - to_near(own)), q.dtype)

@@ -8,7 +8,7 @@ import numpy as np
 from keras import ops
 
 from kernels_xla.common.accumulate import einsum, sum_dtype
-from kernels_xla.common.masks import keep
+from kernels_xla.common.masks import zero_outside
 from kernels_xla.common.spec import Tensor
 from kernels_xla.common.streaming import rows
 
@@ -17,7 +17,7 @@ STEPS = 6  # of the inverse, in both papers
 
 def real(x: Tensor, padding_mask: Tensor | None) -> Tensor:
     """`x [b, n, h, s]` with zeros at padding."""
-    return keep(x, None if padding_mask is None else padding_mask[:, :, None, None])
+    return zero_outside(x, None if padding_mask is None else padding_mask[:, :, None, None])
 
 
 def numbers(x: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor]:

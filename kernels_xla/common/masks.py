@@ -40,7 +40,7 @@ def pairs(query_ids: Tensor | None, key_ids: Tensor | None, queries: Tensor, key
     return seen
 
 
-def keep(x: Tensor, where: Tensor | None) -> Tensor:
+def zero_outside(x: Tensor, where: Tensor | None) -> Tensor:
     """`x` where the mask holds and 0 elsewhere; whatever stands elsewhere, infinite or not, leaves no trace."""
     return x if where is None else ops.where(where, x, ops.zeros((), dtype=x.dtype))
 

@@ -7,7 +7,7 @@ from keras import ops
 
 from kernels_xla.common.accumulate import sum_dtype
 from kernels_xla.common.chunking import edges, fold, unfold
-from kernels_xla.common.masks import documents, keep, pairs
+from kernels_xla.common.masks import documents, pairs, zero_outside
 from kernels_xla.common.spec import State, Tensor
 from kernels_xla.common.streaming import like
 
@@ -67,7 +67,7 @@ def shifted(x: Tensor, by: int | Tensor) -> Tensor:
     if isinstance(by, int):
         return ops.pad(x[:, : chunks - by], [[0, 0], [by, 0], *[[0, 0]] * rest])
     at = ops.arange(chunks, dtype="int32") - by  # XLA cuts nothing whose length the program finds out
-    return keep(ops.take(x, ops.maximum(at, 0), axis=1), ops.reshape(at >= 0, (1, -1, *[1] * rest)))
+    return zero_outside(ops.take(x, ops.maximum(at, 0), axis=1), ops.reshape(at >= 0, (1, -1, *[1] * rest)))
 
 
 def doubling(step: Callable[..., tuple], chunks: int | Tensor, *state: Tensor) -> tuple:
@@ -185,7 +185,7 @@ def by_chunks(
     real, c = None if ids is None else ids > 0, fitting(chunk_size, v.shape[1])
     log_decays = [log_decay] if value_log_decay is None else [log_decay, value_log_decay]
     log_decays = [ops.cast(x, sum_dtype(x)) for x in log_decays]
-    k, v, *log_decays = (keep(x, of_heads(real)) for x in (k, v, *log_decays))
+    k, v, *log_decays = (zero_outside(x, of_heads(real)) for x in (k, v, *log_decays))
     q, k, v, log_decay, *of_values = (fold(x, c) for x in (q, k, v, *log_decays))
     packed = None if segment_ids is None else fold(ids, c)  # [b, g, c]
     at = ops.arange(c, dtype="int32")
@@ -204,15 +204,18 @@ def by_chunks(
         enter = entering(last)
         # A chunk of padding alone passes on what enters it; one in which a document begins or ends does not.
         on = ops.logical_or(last == 0, ops.logical_and(enter == first, first == last))
-        q, k = keep(q, of_heads(packed == enter[..., None])), keep(k, of_heads(packed == last[..., None]))
-        passes = keep(passes, like(on, passes))
+        q, k = (
+            zero_outside(q, of_heads(packed == enter[..., None])),
+            zero_outside(k, of_heads(packed == last[..., None])),
+        )
+        passes = zero_outside(passes, like(on, passes))
     sums = ops.cast(ops.einsum("bgjhs,bgjhe->bghse", k, v), passes.dtype)
     enters, after = _states(ops.broadcast_to(passes, ops.shape(sums)) if of_values else passes, sums, start)
     before = ops.einsum("bgihs,bghse->bgihe", q, ops.cast(enters, q.dtype))
     for x in of_values:
         before = _decayed(before, x)
     out = unfold(out + before, n)
-    return out if real is None else keep(out, of_heads(real)), after
+    return out if real is None else zero_outside(out, of_heads(real)), after
 
 
 def _decayed(x, log):
@@ -240,7 +243,7 @@ def extend(state, q, k, v, log_decay, weigh, *, chunk_size, valid=None, value_lo
         out, total = by_chunks(q, k, v, log_decay, weigh, **chunks)
         return out, {"sum": total, "position": position}
     given = (k, v, log_decay) if value_log_decay is None else (k, v, log_decay, value_log_decay)
-    new = (keep(x, of_heads(real)) for x in given)
+    new = (zero_outside(x, of_heads(real)) for x in given)
     k, v1, log_decay, *of_values = (ops.cast(x[:, 0], total.dtype) for x in new)
     for x in of_values:
         total = ops.exp(x)[:, :, None] * total

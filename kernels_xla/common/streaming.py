@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from keras import ops
 
-from kernels_xla.common.masks import keep
+from kernels_xla.common.masks import zero_outside
 from kernels_xla.common.rotary import relative_bias
 from kernels_xla.common.spec import Tensor
 
@@ -76,13 +76,13 @@ def on_grid(buffer: Tensor, new: Tensor, fill: Tensor, valid: Tensor) -> Tensor:
     arrived = slots - fill[:, None]  # [b, m], index of the new token that comes to a slot
     both = ops.concatenate([buffer, ops.cast(new, buffer.dtype)], axis=1)
     laid = rows(both, ops.where(arrived < 0, slots, arrived + c))
-    return keep(laid, like(slots < (fill + valid)[:, None], laid))
+    return zero_outside(laid, like(slots < (fill + valid)[:, None], laid))
 
 
 def leave_grid(grid: Tensor, filled: Tensor, c: int) -> Tensor:
     """The chunk that is open after `filled[b]` slots of what `on_grid` gave: `[b, m, ...]` -> `[b, c, ...]`."""
     left = window(grid, filled - filled % c, c)
-    return keep(left, like(ops.arange(c, dtype="int32") < (filled % c)[:, None], left))
+    return zero_outside(left, like(ops.arange(c, dtype="int32") < (filled % c)[:, None], left))
 
 
 def filled(before: Tensor, after: Tensor, c: int) -> Tensor:
@@ -102,7 +102,7 @@ def when_full(full: Tensor, close: Callable, *kept: Tensor) -> tuple:
 def emptied(full: Tensor, *buffers: Tensor) -> tuple:
     """Open chunks `[b, c, ...]`, those of the rows that are `full` with zeros for tokens."""
     left = ops.logical_not(full)
-    return tuple(keep(x, like(left, x)) for x in buffers)
+    return tuple(zero_outside(x, like(left, x)) for x in buffers)
 
 
 def like(index: Tensor, x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Literal
 from keras import ops
 
 from kernels_xla.common.chunking import fold, unfold
-from kernels_xla.common.masks import documents, keep, pairs
+from kernels_xla.common.masks import documents, pairs, zero_outside
 from kernels_xla.common.rotary import relative_bias
 from kernels_xla.common.spec import KernelSpec, Stream, Tensor
 from kernels_xla.flash.decode import extend, initial_state, state_bytes
@@ -100,7 +100,7 @@ def mixed_chunk_attention(
     _check(quad_q, lin_q, a is not None or overlapping or first_to_all != "none", scale)
     check_first("flash", first_to_all, causal)
     n, ids = ops.shape(v)[1], documents(padding_mask, segment_ids)
-    v = v if ids is None else keep(v, (ids > 0)[..., None])
+    v = v if ids is None else zero_outside(v, (ids > 0)[..., None])
     q1, k1, q2, k2, values, grid = (
         None if x is None else fold(x, chunk_size) for x in (quad_q, quad_k, lin_q, lin_k, v, ids)
     )
@@ -113,7 +113,7 @@ def mixed_chunk_attention(
         taken = first_tokens(ops.arange(n, dtype="int32"), chunk_size, first_to_all, segment_ids)
         rows = softmax_of_first(quad_q, quad_k, v, chunk_size, first_to_all, ids, packed is not None)
         out = ops.where(taken[..., None], rows, out)
-    return out if ids is None else keep(out, (ids > 0)[..., None])
+    return out if ids is None else zero_outside(out, (ids > 0)[..., None])
 
 
 def _check(quad_q, lin_q, of_first, scale):

@@ -9,7 +9,7 @@ from kernels_xla.common import accumulate
 from kernels_xla.common.accelerator import on_lite
 from kernels_xla.common.accumulate import sum_dtype
 from kernels_xla.common.chunking import fold, sum_of_earlier, unfold
-from kernels_xla.common.masks import keep, pairs
+from kernels_xla.common.masks import pairs, zero_outside
 from kernels_xla.common.streaming import bias_by_distance, leave_grid, like, on_grid, put, rows, runtime_zero, window
 from kernels_xla.flash.intra_chunk import factors, local, with_previous
 
@@ -124,7 +124,7 @@ def step(state, heads, v, bias, *, chunk_size, valid=None, scale="normalized"):
 
     kept = (*(heads[:, i] for i in range(1, h, 2)), v)
     new = ops.concatenate([ops.cast(x, state["open"].dtype) for x in kept], axis=-1)
-    new = new if valid is None else keep(new, (valid > 0)[:, None])  # zero is what stands there
+    new = new if valid is None else zero_outside(new, (valid > 0)[:, None])  # zero is what stands there
     at = fill + (slots - chunk_size)
     chunk, read = put(state["open"], new, at), []
     if bias is not None:
@@ -271,7 +271,7 @@ def _far(state, q, grid, fill, valid):
     tokens = (state["position"] - fill)[:, None] + c * chunks
     mean = before / ops.cast(ops.maximum(tokens, 1), before.dtype)[..., None, None]
     closed = chunks < ((fill + valid) // c)[:, None]  # [b, g]
-    total = state["sum"] + ops.sum(keep(summaries, closed[..., None, None]), axis=1)
+    total = state["sum"] + ops.sum(zero_outside(summaries, closed[..., None, None]), axis=1)
     return ops.einsum("bgis,bgse->bgie", q, ops.cast(mean, q.dtype)), {"sum": total}
 
 

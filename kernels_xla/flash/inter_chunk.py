@@ -4,7 +4,7 @@ from keras import ops
 
 from kernels_xla.common.accumulate import sum_dtype
 from kernels_xla.common.chunking import edges, sum_of_earlier, sum_of_later
-from kernels_xla.common.masks import keep, pairs
+from kernels_xla.common.masks import pairs, zero_outside
 from kernels_xla.common.spec import Tensor
 
 
@@ -58,9 +58,9 @@ def _from_earlier_chunks(q, k, v, ids, packed):
         return _read(q, sum_of_earlier(_summaries(k, v)), _count_earlier(tokens))
     first, last = edges(ids)
     reads, is_read = ids == first[..., None], ids == last[..., None]  # [b, g, c]
-    sums = sum_of_earlier(_summaries(keep(k, is_read[..., None]), v), first, last)
+    sums = sum_of_earlier(_summaries(zero_outside(k, is_read[..., None]), v), first, last)
     tokens = _count_earlier(ops.sum(ops.cast(is_read, "int32"), axis=-1), first, last)
-    return _read(keep(q, reads[..., None]), sums, tokens)
+    return _read(zero_outside(q, reads[..., None]), sums, tokens)
 
 
 def _count_earlier(tokens, first=None, last=None):
@@ -79,8 +79,8 @@ def _from_own_document(q, k, v, ids):
     first, last = edges(ids)
     at_first, at_last = ids == first[..., None], ids == last[..., None]  # [b, g, c]
     same = pairs(ids, ids, None, None, causal=False)  # [b, g, c, c]
-    before = sum_of_earlier(_summaries(keep(k, at_last[..., None]), v), first, last)
-    after = sum_of_later(_summaries(keep(k, at_first[..., None]), v), first, last)
+    before = sum_of_earlier(_summaries(zero_outside(k, at_last[..., None]), v), first, last)
+    after = sum_of_later(_summaries(zero_outside(k, at_first[..., None]), v), first, last)
 
     count = lambda x: ops.sum(ops.cast(x, "float32"), axis=-1)  # noqa: E731
     tokens = count(same)  # [b, g, c]
@@ -88,8 +88,9 @@ def _from_own_document(q, k, v, ids):
     tokens = tokens + ops.where(at_last, sum_of_later(count(at_first), first, last)[..., None], 0.0)
 
     q = _shared(q, tokens[..., None])
-    own = ops.einsum("bgij,bgje->bgie", keep(ops.einsum("bgis,bgjs->bgij", q, k), same), v)
+    own = ops.einsum("bgij,bgje->bgie", zero_outside(ops.einsum("bgis,bgjs->bgij", q, k), same), v)
     reader = zip((at_first, at_last), (before, after), strict=True)
     return own + sum(
-        ops.einsum("bgis,bgse->bgie", keep(q, reads[..., None]), ops.cast(sums, q.dtype)) for reads, sums in reader
+        ops.einsum("bgis,bgse->bgie", zero_outside(q, reads[..., None]), ops.cast(sums, q.dtype))
+        for reads, sums in reader
     )

@@ -2,7 +2,7 @@
 
 from keras import ops
 
-from kernels_xla.common.masks import keep
+from kernels_xla.common.masks import zero_outside
 from kernels_xla.common.rotary import relative_bias
 from kernels_xla.common.spec import Tensor
 
@@ -31,7 +31,7 @@ def local(
     if a is not None:
         at = ops.arange(m, dtype="int32") + offset
         scores = scores + ops.cast(added * relative_bias(a, b, at[m - c :], at), scores.dtype)
-    return ops.einsum("bgij,bgje->bgie", keep(ops.square(ops.relu(scores)), seen), v)
+    return ops.einsum("bgij,bgje->bgie", zero_outside(ops.square(ops.relu(scores)), seen), v)
 
 
 def factors(s: int, m: int, scale: str) -> tuple[float, float]:

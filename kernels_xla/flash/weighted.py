@@ -8,7 +8,7 @@ from keras import ops
 
 from kernels_xla.common.chunking import fold, unfold
 from kernels_xla.common.joint_softmax import LOW
-from kernels_xla.common.masks import documents, keep
+from kernels_xla.common.masks import documents, zero_outside
 from kernels_xla.common.spec import KernelSpec, Stream, Tensor
 from kernels_xla.flash import attention
 from kernels_xla.flash.attention import Scale, mixed_chunk_attention, mixed_chunk_attention_reference
@@ -79,11 +79,11 @@ def weighted_mixed_chunk_attention(
     masks = {"padding_mask": padding_mask, "segment_ids": segment_ids, "offset": offset}
     options = {"chunk_size": chunk_size, "causal": causal, "scale": scale}
     inside = mixed_chunk_attention(quad_q, quad_k, None, None, v, a, b, **options, **masks)
-    v = v if ids is None else keep(v, (ids > 0)[..., None])
+    v = v if ids is None else zero_outside(v, (ids > 0)[..., None])
     grid = fold(ops.ones((1, n), "int32") if ids is None else ids, chunk_size)  # 0 where the last chunk is filled up
     heads = (fold(x, chunk_size) for x in (lin_q, lin_k, v, sum_q, sum_k))
     out = inside + unfold(far(*heads, grid, segment_ids is not None, causal), n)
-    return out if ids is None else keep(out, (ids > 0)[..., None])
+    return out if ids is None else zero_outside(out, (ids > 0)[..., None])
 
 
 def weighted_mixed_chunk_attention_reference(

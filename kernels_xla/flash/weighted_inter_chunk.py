@@ -7,7 +7,7 @@ from keras import ops
 from kernels_xla.common import accumulate
 from kernels_xla.common.chunking import edges
 from kernels_xla.common.joint_softmax import LOW
-from kernels_xla.common.masks import keep
+from kernels_xla.common.masks import zero_outside
 from kernels_xla.common.spec import Tensor
 from kernels_xla.flash import inter_chunk
 
@@ -43,7 +43,7 @@ def far(
     q_mean, k_mean = (_mean(x, part, count) for x in (sum_q, sum_k))
     if causal:  # of the chunk before: none before the first
         q_mean = ops.pad(q_mean, [[0, 0], [1, 0], [0, 0], [0, 0]])[:, :-1]
-    summaries = ops.einsum("bgpjs,bgje->bgpse", keep(k[:, :, None], part[..., None]), v)
+    summaries = ops.einsum("bgpjs,bgje->bgpse", zero_outside(k[:, :, None], part[..., None]), v)
 
     q_mean, k_mean, count, of_read, of_reads = (_flat(x, 1) for x in (q_mean, k_mean, count, read, reads))
     seen = ops.logical_and(of_reads[:, :, None] == of_read[:, None], of_read[:, None] > 0)  # [b, m, m]
@@ -52,7 +52,7 @@ def far(
         seen = ops.logical_and(seen, at < at[:, None])
     weights = ops.cast(token_weights(q_mean, k_mean, count, seen), v.dtype)
     sums = ops.reshape(ops.einsum("bmk,bkse->bmse", weights, _flat(summaries, 1)), ops.shape(summaries))
-    out = ops.einsum("bgpis,bgpse->bgie", keep(q[:, :, None], _tokens_of(ids, reads)[..., None]), sums)
+    out = ops.einsum("bgpis,bgpse->bgie", zero_outside(q[:, :, None], _tokens_of(ids, reads)[..., None]), sums)
     if causal or not packed:
         return out
     # One that lies between others inside its chunk has no other chunk, so that its tokens weigh the same.
@@ -74,7 +74,7 @@ def token_weights(q: Tensor, k: Tensor, count: Tensor, seen: Tensor) -> Tensor:
     """
     scores = ops.where(seen, accumulate.einsum("bms,bks->bmk", q, k) / math.sqrt(q.shape[-1]), LOW)
     highest = ops.stop_gradient(ops.max(scores, axis=-1, keepdims=True))
-    weights = keep(ops.exp(scores - highest), seen)
+    weights = zero_outside(ops.exp(scores - highest), seen)
     total = ops.sum(weights * count[..., None, :], axis=-1, keepdims=True)
     return weights / ops.where(total > 0, total, 1)  # a maximum would halve its gradient at a total of just 1
 
@@ -87,7 +87,7 @@ def _tokens_of(ids, documents):
 
 def _mean(x, part, count):
     """`[b, g, c, s]` over the tokens of each part `[b, g, p, c]`: `[b, g, p, s]`, 0 of none."""
-    x = keep(ops.cast(x, count.dtype)[:, :, None], part[..., None])
+    x = zero_outside(ops.cast(x, count.dtype)[:, :, None], part[..., None])
     return ops.sum(x, axis=3) / ops.maximum(count, 1)[..., None]
 
 

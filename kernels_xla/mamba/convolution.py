@@ -6,7 +6,7 @@ Source: Gu and Dao, "Mamba", arXiv:2312.00752, section 3.4; there of four tokens
 from keras import ops
 
 from kernels_xla.common.accumulate import sum_dtype
-from kernels_xla.common.masks import documents, keep
+from kernels_xla.common.masks import documents, zero_outside
 from kernels_xla.common.recurrence import arrived
 from kernels_xla.common.spec import KernelSpec, Stream, Tensor
 from kernels_xla.common.streaming import rows
@@ -49,7 +49,7 @@ def convolution(
     real = None if ids is None else (ids > 0)[..., None]
     before = [[0, 0], [weights.shape[0] - 1, 0]]
     seen = None if segment_ids is None else (ops.pad(ids, before), ids)
-    return keep(_slide(ops.pad(keep(x, real), [*before, [0, 0]]), weights, bias, seen), real)
+    return zero_outside(_slide(ops.pad(zero_outside(x, real), [*before, [0, 0]]), weights, bias, seen), real)
 
 
 def _check(causal):
@@ -65,7 +65,9 @@ def _slide(x, weights, bias, seen=None):
     out = bias
     for k in range(w):
         part = x[:, k : k + n]
-        out = out + weights[k] * (part if seen is None else keep(part, (seen[0][:, k : k + n] == seen[1])[..., None]))
+        out = out + weights[k] * (
+            part if seen is None else zero_outside(part, (seen[0][:, k : k + n] == seen[1])[..., None])
+        )
     return ops.cast(out, dtype)
 
 
@@ -94,7 +96,7 @@ def extend(state, x, weights, bias, *, valid=None, causal=True):
     _check(causal)
     before, k = state["tokens"], ops.shape(x)[1]
     real = arrived(k, valid)
-    x = x if real is None else keep(x, real[..., None])
+    x = x if real is None else zero_outside(x, real[..., None])
     both = ops.concatenate([before, ops.cast(x, before.dtype)], axis=1)
     at = ops.arange(before.shape[1], dtype="int32")[None]
     after = both[:, k:] if valid is None else rows(both, valid[:, None] + at)

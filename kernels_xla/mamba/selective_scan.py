@@ -10,7 +10,7 @@ from keras import ops
 
 from kernels_xla.common.accelerator import on_lite
 from kernels_xla.common.accumulate import sum_dtype
-from kernels_xla.common.masks import documents, keep
+from kernels_xla.common.masks import documents, zero_outside
 from kernels_xla.common.recurrence import arrived, check_causal, entering, over_tokens, shifted
 from kernels_xla.common.spec import KernelSpec, Stream, Tensor
 
@@ -61,10 +61,10 @@ def selective_scan(
     check_causal("selective scan", causal)
     ids, wide = documents(padding_mask, segment_ids), sum_dtype(x)
     real = None if ids is None else (ids > 0)[..., None]
-    x, dt, b, c = (keep(part, real) for part in (x, dt, b, c))
+    x, dt, b, c = (zero_outside(part, real) for part in (x, dt, b, c))
     inputs = [ops.cast(part, wide) for part in (x, dt, ops.transpose(a), b, c, _goes_on(ids, segment_ids, wide))]
     scan = ops.custom_gradient(lambda *inputs: _with_gradient(*inputs, chunk_size, channels))
-    return keep(ops.cast(scan(*inputs) + ops.cast(d, wide) * inputs[0], x.dtype), real)
+    return zero_outside(ops.cast(scan(*inputs) + ops.cast(d, wide) * inputs[0], x.dtype), real)
 
 
 def _goes_on(ids, segment_ids, dtype):
@@ -158,7 +158,7 @@ def extend(state, x, dt, a, b, c, d, *, valid=None, chunk_size=16, channels=32, 
     check_causal("selective scan", causal)
     before, k = state["ssm"], ops.shape(x)[1]
     real = arrived(k, valid)
-    x, dt, b, c = (keep(part, None if real is None else real[..., None]) for part in (x, dt, b, c))
+    x, dt, b, c = (zero_outside(part, None if real is None else real[..., None]) for part in (x, dt, b, c))
     wide = [ops.cast(part, before.dtype) for part in (x, dt, ops.transpose(a), b, c)]
     out, after = (_one if x.shape[1] == 1 else _more)(before, *wide, chunk_size, channels)
     out = ops.cast(out + ops.cast(d, before.dtype) * wide[0], x.dtype)

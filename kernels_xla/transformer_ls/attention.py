@@ -9,7 +9,7 @@ from keras import ops
 from kernels_xla.common.accumulate import einsum, sum_dtype
 from kernels_xla.common.chunking import fold, unfold
 from kernels_xla.common.landmarks import real
-from kernels_xla.common.masks import keep
+from kernels_xla.common.masks import zero_outside
 from kernels_xla.common.spec import KernelSpec, Tensor
 from kernels_xla.softmax_attention import attend
 
@@ -86,7 +86,7 @@ def sums(scores: Tensor, seen: Tensor | None, k: Tensor, v: Tensor, *norm: Tenso
     seen = None if seen is None else seen[..., None, None]
     wide = ops.cast(scores, sum_dtype(scores))
     share = ops.softmax(wide if seen is None else ops.where(seen, wide, -1e30), axis=2)
-    share = ops.cast(keep(share, seen), v.dtype)
+    share = ops.cast(zero_outside(share, seen), v.dtype)
     keys = _norm(einsum("bgjhr,bgjhs->bgrhs", share, k), *norm[:2])
     values = _norm(einsum("bgjhr,bgjhe->bgrhe", share, v), *norm[2:])
     return ops.cast(keys, v.dtype), ops.cast(values, v.dtype)

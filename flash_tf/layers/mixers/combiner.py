@@ -10,7 +10,7 @@ from flash_tf.layers.positions import runtime_zero, token_positions
 from flash_tf.layers.streaming import check_streams, next_positions
 from kernels_xla import diag_attention as diag
 from kernels_xla.combiner import axial, fixed
-from kernels_xla.common.masks import keep
+from kernels_xla.common.masks import zero_outside
 from kernels_xla.common.rotary import rotary
 from kernels_xla.common.streaming import append, emptied, filled, leave_grid, on_grid, when_full, window
 
@@ -198,7 +198,7 @@ class Combiner(LinearMixer):
         grid = {n: on_grid(state[n], t, fill, valid) for n, t in {**new, "k": inputs["k"], "v": inputs["v"]}.items()}
         slots = ops.arange(ops.shape(grid["x"])[1], dtype="int32")[None]
         made = self._of_chunks(grid, slots < until[:, None])
-        made = {name: keep(x, (slots < (until // c * c)[:, None])[..., None, None]) for name, x in made.items()}
+        made = {name: zero_outside(x, (slots < (until // c * c)[:, None])[..., None, None]) for name, x in made.items()}
         state = {**state, **{n: append(state[n], x[:, :c], position - fill, fill) for n, x in made.items()}}
         sums = {name: window(x, fill, tokens) for name, x in made.items()}
         out, state = self.spec.stream.extend(state, **inputs, **sums, **self.case, valid=valid)
