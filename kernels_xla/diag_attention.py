@@ -10,7 +10,7 @@ from typing import Literal
 from keras import ops
 
 from kernels_xla.common.chunking import fold, unfold
-from kernels_xla.common.masks import documents, pairs, zero_outside
+from kernels_xla.common.masks import attention_mask, documents, zero_outside
 from kernels_xla.common.spec import KernelSpec, Stream, Tensor
 from kernels_xla.common.streaming import (
     append,
@@ -78,7 +78,7 @@ def _attend(q, k, v, ids, causal, weights, offset):
     """Each row by itself: q, k `[b, c, h, s]`, v `[b, c, h, e]`, ids `[b, c]` or None -> `[b, c, h, e]`."""
     at = ops.arange(ops.shape(q)[1], dtype="int32") + offset
     v = v if ids is None else zero_outside(v, (ids > 0)[..., None, None])
-    return _weighted(q, k, v, pairs(ids, ids, at, at, causal), weights)
+    return _weighted(q, k, v, attention_mask(ids, ids, at, at, causal), weights)
 
 
 def _weighted(q, k, v, seen, weights):

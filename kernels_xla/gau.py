@@ -8,7 +8,7 @@ from typing import Literal
 
 from keras import ops
 
-from kernels_xla.common.masks import documents, pairs, strips, zero_outside
+from kernels_xla.common.masks import attention_mask, documents, strips, zero_outside
 from kernels_xla.common.rotary import relative_bias
 from kernels_xla.common.spec import KernelSpec, Stream, Tensor
 from kernels_xla.common.streaming import append, bias_by_distance, runtime_zero
@@ -88,14 +88,14 @@ def _tokens_seen(at, ids, causal, divisor):
     causal = causal and divisor == "position"
     if ids is None:
         return at + 1 if causal else ops.shape(at)[0]
-    return ops.maximum(ops.sum(ops.cast(pairs(ids, ids, at, at, causal), "float32"), axis=-1), 1.0)
+    return ops.maximum(ops.sum(ops.cast(attention_mask(ids, ids, at, at, causal), "float32"), axis=-1), 1.0)
 
 
 def _seen_with_prefix(prefix_mask, ids, at):
     """Pairs of causal attention, and those whose key is of a prefix: `[b, i, j]`."""
-    same, prefix = pairs(ids, ids, at, at, causal=False), ops.cast(prefix_mask, "bool")[:, None]
+    same, prefix = attention_mask(ids, ids, at, at, causal=False), ops.cast(prefix_mask, "bool")[:, None]
     return ops.logical_or(
-        pairs(ids, ids, at, at, causal=True), prefix if same is None else ops.logical_and(prefix, same)
+        attention_mask(ids, ids, at, at, causal=True), prefix if same is None else ops.logical_and(prefix, same)
     )
 
 
@@ -175,7 +175,7 @@ def extend(
         bias = ops.take(table, ops.maximum(at[:, :, None] - slots[:, None], 0), axis=0)
     else:
         bias = None if a is None else relative_bias(a, b, at, slots)
-    out = attend(q, cache["k"], cache["v"], bias, pairs(None, None, at, slots, causal), tokens, scale)
+    out = attend(q, cache["k"], cache["v"], bias, attention_mask(None, None, at, slots, causal), tokens, scale)
     return out, {**cache, "position": start + (new if valid is None else valid)}
 
 

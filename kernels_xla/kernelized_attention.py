@@ -6,7 +6,7 @@ Source: Chen et al., "Skyformer", arXiv:2111.00035, section 3: the kernel that S
 from keras import ops
 
 from kernels_xla.common import landmarks
-from kernels_xla.common.masks import documents, pairs, zero_outside
+from kernels_xla.common.masks import attention_mask, documents, zero_outside
 from kernels_xla.common.spec import KernelSpec, Tensor
 from kernels_xla.softmax_attention import attention_flops
 
@@ -36,7 +36,7 @@ def kernelized_attention(
     ids = documents(padding_mask, segment_ids)
     there = None if ids is None else ids > 0
     q, k, v = (landmarks.real(x, there) for x in (q, k, v))
-    seen = pairs(ids, ids, None, None, causal=False)
+    seen = attention_mask(ids, ids, None, None, causal=False)
     weights = zero_outside(landmarks.gaussian(q, k), None if seen is None else seen[:, None])
     return ops.einsum("bhij,bjhe->bihe", ops.cast(weights, v.dtype), v)
 

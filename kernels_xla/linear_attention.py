@@ -12,7 +12,7 @@ from keras import ops
 from kernels_xla.common import accumulate, recurrence
 from kernels_xla.common.accumulate import sum_dtype
 from kernels_xla.common.chunking import edges, fold, sum_of_earlier, sum_of_later, unfold
-from kernels_xla.common.masks import documents, pairs, zero_outside
+from kernels_xla.common.masks import attention_mask, documents, zero_outside
 from kernels_xla.common.recurrence import arrived, fitting, of_heads, over_heads
 from kernels_xla.common.spec import KernelSpec, Stream, Tensor
 
@@ -109,7 +109,7 @@ def _by_chunks(q, k, v, ids, causal, normalized, start=None):
       `[b, g, c, h, e]`, and the sums of the weights, `[b, g, c, h]`, or None.
     """
     at = ops.arange(q.shape[2], dtype="int32")
-    seen = over_heads(pairs(ids, ids, at, at, causal))
+    seen = over_heads(attention_mask(ids, ids, at, at, causal))
     weights = zero_outside(ops.einsum("bgihs,bgjhs->bghij", q, k), seen)
     out = ops.einsum("bghij,bgjhe->bgihe", weights, v)
     total = ops.swapaxes(_wide_sum(weights, axis=-1), 2, 3) if normalized else None
@@ -168,7 +168,7 @@ def _by_tokens(q, k, v, ids, causal, normalized, form):
     """A state for each token, which sums over the tokens that it sees; the result is as `_by_chunks`', unfolded."""
     known = {"cumsum": _cumulative, "matmul": _by_mask}
     at = ops.arange(ops.shape(v)[1], dtype="int32")
-    seen = pairs(ids, ids, at, at, causal)
+    seen = attention_mask(ids, ids, at, at, causal)
     over = lambda x: known[form](x, seen)  # noqa: E731
     states = over(ops.einsum("bjhs,bjhe->bjhse", k, v))
     out = ops.einsum("bihs,bihse->bihe", q, ops.cast(states, q.dtype))

@@ -6,7 +6,7 @@ Source: Vaswani et al., "Attention Is All You Need", equation 1.
 from keras import ops
 
 from kernels_xla.common import accelerator, accumulate
-from kernels_xla.common.masks import documents, pairs, strips, zero_outside
+from kernels_xla.common.masks import attention_mask, documents, strips, zero_outside
 from kernels_xla.common.spec import KernelSpec, Stream, Tensor
 from kernels_xla.common.streaming import append
 
@@ -153,7 +153,7 @@ def extend(state, q, k, v, *, valid=None, causal=True):
     start, new = state["position"], ops.shape(q)[1]
     cache = {name: append(state[name], x, start, valid) for name, x in (("k", k), ("v", v))}
     at = start[:, None] + ops.arange(new, dtype="int32")  # [b, k]
-    seen = pairs(None, None, at, ops.arange(cache["k"].shape[1], dtype="int32")[None], causal)
+    seen = attention_mask(None, None, at, ops.arange(cache["k"].shape[1], dtype="int32")[None], causal)
     out = attend(q, cache["k"], cache["v"], seen)
     return out, {**cache, "position": start + (new if valid is None else valid)}
 

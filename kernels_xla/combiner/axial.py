@@ -8,7 +8,7 @@ from keras import ops
 
 from kernels_xla.common.chunking import fold, unfold
 from kernels_xla.common.joint_softmax import joint_attention, joint_attention_reference
-from kernels_xla.common.masks import documents, pairs
+from kernels_xla.common.masks import attention_mask, documents
 from kernels_xla.common.spec import KernelSpec, Stream, Tensor
 from kernels_xla.common.streaming import append, emptied, filled, leave_grid, on_grid, rows, when_full, window
 
@@ -63,7 +63,9 @@ def combiner_axial_attention(
     ids = None if ids is None else fold(ids, chunk_size)  # [b, g, c]
     at = ops.arange(chunk_size, dtype="int32") + offset
     inputs = [fold(x, chunk_size) for x in (q, k, v, k_sum, v_sum)]
-    out = joint_attention(*inputs, pairs(ids, ids, at, at, causal), _columns(ids, ops.shape(inputs[0])[1], causal))
+    out = joint_attention(
+        *inputs, attention_mask(ids, ids, at, at, causal), _columns(ids, ops.shape(inputs[0])[1], causal)
+    )
     return unfold(out, n)
 
 
@@ -150,7 +152,7 @@ def extend(state, q, k, v, k_sum, v_sum, *, chunk_size, valid=None, causal=True)
     own = (position // c)[:, None] + slots[:, ::c] // c  # [b, g], the number of each chunk of the grid
     inputs = [rows(q, slots - fill[:, None]), grid["k"], grid["v"], state["k_sum"], state["v_sum"]]
     inputs = [fold(ops.cast(x, v.dtype), c) for x in inputs]
-    out = joint_attention(*inputs, pairs(None, None, at, at, True), (chunks < own[..., None])[:, :, None])
+    out = joint_attention(*inputs, attention_mask(None, None, at, at, True), (chunks < own[..., None])[:, :, None])
     out = window(unfold(out, ops.shape(slots)[1]), fill, tokens)
     left = {name: leave_grid(x, fill + valid, c) for name, x in grid.items()}
     return out, {**state, **left, "position": position + valid}

@@ -11,7 +11,7 @@ from keras import ops
 from kernels_xla.common import accumulate
 from kernels_xla.common.chunking import edges, fold, unfold
 from kernels_xla.common.joint_softmax import LOW, joint_attention, joint_attention_reference
-from kernels_xla.common.masks import documents, pairs, zero_outside
+from kernels_xla.common.masks import attention_mask, documents, zero_outside
 from kernels_xla.common.spec import KernelSpec, Stream, Tensor
 from kernels_xla.common.streaming import append, emptied, filled, leave_grid, on_grid, rows, when_full, window
 
@@ -66,7 +66,7 @@ def combiner_fixed_attention(
     ]
     far = [ops.concatenate(parts, axis) for parts, axis in zip(zip(*far, strict=True), (1, 1, 3), strict=True)]
     far_k, far_v, far_seen = far
-    return unfold(joint_attention(q, k, v, far_k, far_v, pairs(ids, ids, at, at, causal), far_seen), n)
+    return unfold(joint_attention(q, k, v, far_k, far_v, attention_mask(ids, ids, at, at, causal), far_seen), n)
 
 
 def _sides(ids, causal, packed):
@@ -176,7 +176,7 @@ def extend(state, q, k, v, *, chunk_size, valid=None, causal=True):
     at, chunks = (ops.arange(m, dtype="int32") for m in (c, state["k_sum"].shape[1]))
     far = chunks < (own[:, None] + slots[:, ::c] // c)[..., None]  # [b, g, m]
     far_kv = [ops.cast(x, v.dtype) for x in sums.values()]
-    out = joint_attention(q, k, v, *far_kv, pairs(None, None, at, at, True), far[:, :, None])
+    out = joint_attention(q, k, v, *far_kv, attention_mask(None, None, at, at, True), far[:, :, None])
     out = window(unfold(out, ops.shape(slots)[1]), fill, tokens)
     left = {name: leave_grid(x, until, c) for name, x in grid.items()}
     left["pooled"] = ops.cast(

@@ -20,7 +20,7 @@ def documents(padding_mask: Tensor | None, segment_ids: Tensor | None) -> Tensor
     return ids if padding_mask is None else ids * ops.cast(padding_mask, "int32")
 
 
-def pairs(query_ids: Tensor | None, key_ids: Tensor | None, queries: Tensor, keys: Tensor, causal: bool):
+def attention_mask(query_ids: Tensor | None, key_ids: Tensor | None, queries: Tensor, keys: Tensor, causal: bool):
     """Whether query i may see key j, bool `[..., i, j]`; None when every one sees every one.
 
     Args:
@@ -58,11 +58,11 @@ def strips(ids: Tensor | None, at: Tensor, causal: bool, least: int) -> list[tup
       least: Tokens of a strip at least, but for the last.
 
     Returns:
-      Of each strip its queries, its keys, and `pairs` of them.
+      Of each strip its queries, its keys, and `attention_mask` of them.
     """
     n, cuts = at.shape[0], [(slice(None), slice(None))]
     if causal and n is not None and n >= 2 * least:
         length = max(least, -(-n // (STRIPS * UNIT)) * UNIT)
         cuts = [(slice(start, start + length), slice(start + length)) for start in range(0, n, length)]
     of = lambda tokens: None if ids is None else ids[:, tokens]  # noqa: E731
-    return [(i, j, pairs(of(i), of(j), at[i], at[j], causal)) for i, j in cuts]
+    return [(i, j, attention_mask(of(i), of(j), at[i], at[j], causal)) for i, j in cuts]

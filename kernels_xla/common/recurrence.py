@@ -7,7 +7,7 @@ from keras import ops
 
 from kernels_xla.common.accumulate import sum_dtype
 from kernels_xla.common.chunking import edges, fold, unfold
-from kernels_xla.common.masks import documents, pairs, zero_outside
+from kernels_xla.common.masks import attention_mask, documents, zero_outside
 from kernels_xla.common.spec import State, Tensor
 from kernels_xla.common.streaming import like
 
@@ -189,7 +189,7 @@ def by_chunks(
     q, k, v, log_decay, *of_values = (fold(x, c) for x in (q, k, v, *log_decays))
     packed = None if segment_ids is None else fold(ids, c)  # [b, g, c]
     at = ops.arange(c, dtype="int32")
-    weights = weigh(q, k, log_decay, over_heads(pairs(packed, packed, at, at, causal=True)))
+    weights = weigh(q, k, log_decay, over_heads(attention_mask(packed, packed, at, at, causal=True)))
     out = mix(weights, v, *of_values) if of_values else ops.einsum("bghij,bgjhe->bgihe", weights, v)
 
     since, *of_values = (ops.cumsum(x, axis=2) for x in (log_decay, *of_values))  # [b, g, c, h, .], from the start on

@@ -9,7 +9,7 @@ from typing import Literal
 from keras import ops
 
 from kernels_xla.common.chunking import fold, unfold
-from kernels_xla.common.masks import documents, pairs, zero_outside
+from kernels_xla.common.masks import attention_mask, documents, zero_outside
 from kernels_xla.common.rotary import relative_bias
 from kernels_xla.common.spec import KernelSpec, Stream, Tensor
 from kernels_xla.flash.decode import extend, initial_state, state_bytes
@@ -131,7 +131,7 @@ def _near(q, k, v, a, b, packed, causal, scale, overlapping, offset):
     if overlapping:
         k, v, key_ids = (None if x is None else with_previous(x) for x in (k, v, packed))
     at = ops.arange(k.shape[2], dtype="int32")
-    return local(q, k, v, a, b, pairs(packed, key_ids, at[-c:], at, causal), scale, offset)
+    return local(q, k, v, a, b, attention_mask(packed, key_ids, at[-c:], at, causal), scale, offset)
 
 
 def mixed_chunk_attention_reference(

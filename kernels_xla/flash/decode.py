@@ -9,7 +9,7 @@ from kernels_xla.common import accumulate
 from kernels_xla.common.accelerator import on_lite
 from kernels_xla.common.accumulate import sum_dtype
 from kernels_xla.common.chunking import fold, sum_of_earlier, unfold
-from kernels_xla.common.masks import pairs, zero_outside
+from kernels_xla.common.masks import attention_mask, zero_outside
 from kernels_xla.common.streaming import bias_by_distance, leave_grid, like, on_grid, put, rows, runtime_zero, window
 from kernels_xla.flash.intra_chunk import factors, local, with_previous
 
@@ -160,7 +160,7 @@ def _up_to(chunk, fill):
 
 
 def _weighted_sum(pairs):
-    """The sum over `pairs` (w `[b, m]`, x `[b, m, e]`), each of its own m, of sum over m of w x: `[b, e]`.
+    """The sum over `attention_mask` (w `[b, m]`, x `[b, m, e]`), each of its own m, of sum over m of w x: `[b, e]`.
 
     In one pass: pieces of a common length are added up before the sum over it is taken.
     """
@@ -258,7 +258,7 @@ def _near(state, q, grid, a, b, scale):
     grid = with_previous(grid, state["open"][:, :c]) if "closed" in state else grid
     at = ops.arange(grid.shape[2], dtype="int32")
     keys = 2 * s if "sum" in state else s
-    seen = pairs(None, None, at[-c:], at, causal=True)
+    seen = attention_mask(None, None, at[-c:], at, causal=True)
     return local(q, grid[..., :s], grid[..., keys:], a, b, seen, scale, runtime_zero(state["position"]))
 
 

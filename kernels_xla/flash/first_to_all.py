@@ -4,7 +4,7 @@ from typing import Literal
 
 from keras import ops
 
-from kernels_xla.common.masks import pairs
+from kernels_xla.common.masks import attention_mask
 from kernels_xla.common.spec import Tensor
 from kernels_xla.softmax_attention import attend
 
@@ -47,6 +47,6 @@ def softmax_of_first(
     """
     alone = which == "cls" and not packed
     firsts = slice(0, 1) if alone else slice(None, None, chunk_size)
-    seen = None if ids is None else pairs(ids[:, firsts], ids, None, None, causal=False)  # [b, g, n]
+    seen = None if ids is None else attention_mask(ids[:, firsts], ids, None, None, causal=False)  # [b, g, n]
     rows = attend(q[:, firsts, None], k[:, :, None], v[:, :, None], seen)[:, :, 0]  # [b, g, e]
     return rows if alone else ops.repeat(rows, chunk_size, axis=1)[:, : ops.shape(v)[1]]

@@ -4,7 +4,7 @@ from keras import ops
 
 from kernels_xla.common.accumulate import sum_dtype
 from kernels_xla.common.chunking import edges, sum_of_earlier, sum_of_later
-from kernels_xla.common.masks import pairs, zero_outside
+from kernels_xla.common.masks import attention_mask, zero_outside
 from kernels_xla.common.spec import Tensor
 
 
@@ -78,7 +78,7 @@ def _from_own_document(q, k, v, ids):
     """The second sum without order, packed: own chunk by pairs, then the document's part in chunks before and after."""
     first, last = edges(ids)
     at_first, at_last = ids == first[..., None], ids == last[..., None]  # [b, g, c]
-    same = pairs(ids, ids, None, None, causal=False)  # [b, g, c, c]
+    same = attention_mask(ids, ids, None, None, causal=False)  # [b, g, c, c]
     before = sum_of_earlier(_summaries(zero_outside(k, at_last[..., None]), v), first, last)
     after = sum_of_later(_summaries(zero_outside(k, at_first[..., None]), v), first, last)
 

@@ -4,7 +4,7 @@ from keras import ops
 
 from kernels_xla.common import accumulate
 from kernels_xla.common.chunking import fold, unfold
-from kernels_xla.common.masks import pairs
+from kernels_xla.common.masks import attention_mask
 from kernels_xla.common.streaming import (
     append,
     emptied,
@@ -143,7 +143,9 @@ def _extend_by_chunks(state, quad_q, lin_q, new, a, b, valid, scale, c):
     q_near, q_far = (fold(rows(q, arrived), c) for q in (quad_q, lin_q))
     chunks, at = fold(laid["open"], c), ops.arange(c, dtype="int32")
     k_near, k_far, v = (chunks[..., part] for part in (slice(s), slice(s, 2 * s), slice(2 * s, None)))
-    near = local(q_near, k_near, v, a, b, pairs(None, None, at, at, causal=True), scale, runtime_zero(position))
+    near = local(
+        q_near, k_near, v, a, b, attention_mask(None, None, at, at, causal=True), scale, runtime_zero(position)
+    )
 
     # Of the chunks that are not full what is made here is not kept, and not read.
     q_mean, k_mean = _means(fold(laid["sums"], c), state["keys"].dtype)

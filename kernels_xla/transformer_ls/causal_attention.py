@@ -9,7 +9,7 @@ from keras import ops
 
 from kernels_xla.common.chunking import edges, fold, unfold
 from kernels_xla.common.joint_softmax import joint_attention, joint_attention_reference
-from kernels_xla.common.masks import documents, pairs
+from kernels_xla.common.masks import attention_mask, documents
 from kernels_xla.common.spec import KernelSpec, Stream, Tensor
 from kernels_xla.common.streaming import append, emptied, filled, leave_grid, like, on_grid, rows, when_full, window
 from kernels_xla.transformer_ls.attention import EPSILON, sums
@@ -76,8 +76,8 @@ def transformer_ls_causal_attention(
     of_last = ops.logical_and(ids == last[..., None], ids > 0)
     far = (_flat(x) for x in sums(scores, of_last, k, v, k_scale, k_offset, v_scale, v_offset))
     at, segment = (ops.arange(m, dtype="int32") for m in (2 * c, ops.shape(v)[1]))
-    near_seen = pairs(ids, _window(ids), at[c:], at, True)
-    far_seen = pairs(ids, last[:, None], segment[:, None] - 1, segment, True)  # [b, g, c, m]
+    near_seen = attention_mask(ids, _window(ids), at[c:], at, True)
+    far_seen = attention_mask(ids, last[:, None], segment[:, None] - 1, segment, True)  # [b, g, c, m]
     far_seen = ops.repeat(far_seen, scores.shape[-1], axis=-1)
     return unfold(joint_attention(q, _window(k), _window(v), *far, near_seen, far_seen), n)
 
@@ -195,7 +195,7 @@ def extend(state, q, k, v, scores, k_scale, k_offset, v_scale, v_offset, *, chun
 def _near(query, segment, c):
     """Which tokens of a window are seen from positions `query [b, g, i]` in `segment [b, g]`: `[b, g, i, 2c]`."""
     key = (segment[..., None] - 1) * c + ops.arange(2 * c, dtype="int32")
-    return ops.logical_and(pairs(None, None, query, key, True), (key >= 0)[:, :, None])
+    return ops.logical_and(attention_mask(None, None, query, key, True), (key >= 0)[:, :, None])
 
 
 def _far(segment, cache):
