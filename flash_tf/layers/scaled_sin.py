@@ -4,7 +4,7 @@ import keras
 from keras import ops
 
 from kernels_xla.common.accelerator import on_tpu
-from kernels_xla.common.rotary import made_once, waves
+from kernels_xla.common.rotary import made_once, sinusoids
 
 
 @keras.saving.register_keras_serializable("flash_tf")
@@ -40,7 +40,7 @@ class ScaledSinusoidalEmbedding(keras.layers.Layer):
         self.built = True
 
     def call(self, positions):
-        cos, sin = waves(positions, self.width)
+        cos, sin = sinusoids(positions, self.width)
         table = ops.concatenate([sin, cos], axis=-1)
         if on_tpu():
             table = made_once(table, positions)

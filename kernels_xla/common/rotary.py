@@ -10,7 +10,7 @@ from kernels_xla.common.accumulate import sum_dtype
 from kernels_xla.common.spec import KernelSpec, Tensor
 
 
-def waves(positions: Tensor, width: int, dtype: str = "float32", base: float = 10_000.0) -> tuple[Tensor, Tensor]:
+def sinusoids(positions: Tensor, width: int, dtype: str = "float32", base: float = 10_000.0) -> tuple[Tensor, Tensor]:
     """Cosine and sine of position x base^(-i / h), for i = 0 .. h-1 and h = width / 2.
 
     Args:
@@ -31,13 +31,13 @@ def waves(positions: Tensor, width: int, dtype: str = "float32", base: float = 1
     return ops.cos(angles), ops.sin(angles)
 
 
-def turns(positions: Tensor, width: int, dtype: str = "float32", base: float = 10_000.0) -> tuple[Tensor, Tensor]:
-    """The tables by which `rotate` turns heads at `positions`, `[..., n]`; the arguments are those of `waves`.
+def rope_tables(positions: Tensor, width: int, dtype: str = "float32", base: float = 10_000.0) -> tuple[Tensor, Tensor]:
+    """The tables by which `rotate` turns heads at `positions`, `[..., n]`; the arguments are those of `sinusoids`.
 
     Returns:
       Cosines and sines, `[..., n, s / 2]`; on a TPU `[..., n, s]`, a number a channel, sines of the first half negated.
     """
-    cos, sin = waves(positions, width, dtype, base)
+    cos, sin = sinusoids(positions, width, dtype, base)
     if not on_tpu():
         return cos, sin
     both = ops.concatenate([cos, cos], axis=-1), ops.concatenate([-sin, sin], axis=-1)
@@ -59,7 +59,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
     Args:
       x: `[..., s]`.
-      cos: Of `turns`, of the same rank or one that broadcasts.
+      cos: Of `rope_tables`, of the same rank or one that broadcasts.
       sin: As `cos`.
     """
     s = x.shape[-1]
@@ -79,7 +79,7 @@ def rotary(x: Tensor, positions: Tensor, *, base: float = 10_000.0) -> Tensor:
     Args:
       x: `[b, n, h, s]`, s even.
       positions: int32 `[b, n]`, or `[1, n]` when all rows share them.
-      base: See `turns`.
+      base: See `rope_tables`.
 
     Returns:
       `[b, n, h, s]`, in the dtype of `x`.
@@ -90,7 +90,7 @@ def rotary(x: Tensor, positions: Tensor, *, base: float = 10_000.0) -> Tensor:
     Precision:
       Positions, angles and products in float32.
     """
-    cos, sin = turns(positions, x.shape[-1], sum_dtype(x), base)
+    cos, sin = rope_tables(positions, x.shape[-1], sum_dtype(x), base)
     return rotate(x, ops.expand_dims(cos, 2), ops.expand_dims(sin, 2))
 
 
@@ -118,8 +118,8 @@ def relative_bias(a: Tensor, b: Tensor, queries: Tensor, keys: Tensor) -> Tensor
       `[..., i, j]`, float32 (float64 for float64).
     """
     dtype = sum_dtype(a)
-    rows = rotate(ops.cast(a, dtype), *turns(queries, a.shape[-1], dtype))  # [..., i, r]
-    columns = rotate(ops.cast(b, dtype), *turns(keys, b.shape[-1], dtype))  # [..., j, r]
+    rows = rotate(ops.cast(a, dtype), *rope_tables(queries, a.shape[-1], dtype))  # [..., i, r]
+    columns = rotate(ops.cast(b, dtype), *rope_tables(keys, b.shape[-1], dtype))  # [..., j, r]
     return ops.matmul(rows, ops.swapaxes(columns, -1, -2))
 
 

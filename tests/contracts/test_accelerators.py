@@ -9,7 +9,7 @@ from keras import ops
 
 from flash_tf.layers.scaled_sin import ScaledSinusoidalEmbedding
 from kernels_xla.common.accelerator import on_tpu, tracing_for
-from kernels_xla.common.rotary import SPEC, rotary, turns
+from kernels_xla.common.rotary import SPEC, rope_tables, rotary
 from kernels_xla.softmax_attention import softmax_attention
 from tests.backends import differentiate, tensors, to_numpy, value_and_gradients
 from tests.contracts.test_mixers import FEEDFORWARDS, MIXERS, B, D, N, packs, thinned
@@ -80,9 +80,9 @@ def test_rotary_and_its_gradient_are_the_same_in_both_forms(case):
 def test_a_tpu_gets_tables_as_wide_as_the_heads():
     positions = ops.arange(5)[None]
     with tracing_for("tpu"):
-        assert [tuple(x.shape) for x in turns(positions, 8)] == [(1, 5, 8)] * 2
+        assert [tuple(x.shape) for x in rope_tables(positions, 8)] == [(1, 5, 8)] * 2
     with tracing_for("gpu"):
-        assert [tuple(x.shape) for x in turns(positions, 8)] == [(1, 5, 4)] * 2
+        assert [tuple(x.shape) for x in rope_tables(positions, 8)] == [(1, 5, 4)] * 2
 
 
 @pytest.mark.one_backend
