@@ -156,22 +156,22 @@ def gau_attention_reference(
     return ops.einsum("bhij,bjhe->bihe", weights * ops.cast(seen[:, None], dtype), v)
 
 
-def prepare(state, a, b):
+def precompute(state, a, b):
     """What a loop over single tokens may make once, being made of weights alone: the bias by distance, or None."""
     return None if a is None else bias_by_distance(a, b, state["k"].shape[1], runtime_zero(state["position"]))
 
 
 def extend(
-    state, q, k, v, a=None, b=None, *, valid=None, causal=True, scale="normalized", divisor="position", prepared=None
+    state, q, k, v, a=None, b=None, *, valid=None, causal=True, scale="normalized", divisor="position", precomputed=None
 ):
-    """The next k tokens of each row against the cache, which must have room for them; `prepared` is of `prepare`."""
+    """The next k tokens of each row against the cache, which must have room for them; `precomputed` is of `precompute`."""
     start, new = state["position"], ops.shape(q)[1]
     cache = {name: append(state[name], x, start, valid) for name, x in (("k", k), ("v", v))}
     at = start[:, None] + ops.arange(new, dtype="int32")  # [b, k]
     slots = ops.arange(cache["k"].shape[1], dtype="int32")[None] + runtime_zero(start)  # [1, m]
     tokens = at + 1 if divisor == "position" else ops.full_like(at, divisor)
-    if prepared is not None or (q.shape[1] == 1 and a is not None):
-        table = prepare(state, a, b) if prepared is None else prepared
+    if precomputed is not None or (q.shape[1] == 1 and a is not None):
+        table = precompute(state, a, b) if precomputed is None else precomputed
         bias = ops.take(table, ops.maximum(at[:, :, None] - slots[:, None], 0), axis=0)
     else:
         bias = None if a is None else relative_bias(a, b, at, slots)

@@ -151,10 +151,12 @@ def test_many_rows_close_their_chunks_at_any_pace_and_closing_twice_is_closing_o
     _, state = layer.extend(
         ops.convert_to_tensor(x[:, :12]), layer.initial_state(rows), valid=ops.convert_to_tensor(lengths, "int32")
     )
-    prepared = layer.prepare(state)
+    precomputed = layer.precompute(state)
     for step in range(steps):
         at = (lengths + step)[:, None, None]
-        y, state = layer.extend(ops.convert_to_tensor(np.take_along_axis(x, at, axis=1)), state, prepared=prepared)
+        y, state = layer.extend(
+            ops.convert_to_tensor(np.take_along_axis(x, at, axis=1)), state, precomputed=precomputed
+        )
         (state,) = layer.close([state])
         (again,) = layer.close([state])
         assert all(np.array_equal(to_numpy(again[name]), to_numpy(state[name])) for name in state)

@@ -76,14 +76,14 @@ def hold(model: keras.Model, state: dict) -> dict:
     """What all single steps from `state` share, as tensors: made once.
 
     Returns:
-      `weights`, the matrices in the compute dtype, and `prepared`, what the mixers make of weights. Those of dense
+      `weights`, the matrices in the compute dtype, and `precomputed`, what the mixers make of weights. Those of dense
       layers are held transposed: XLA makes the product of one vector with a matrix a sum over an axis, and makes it
       well over the last axis only.
     """
     cast = [ops.cast(weight, model.compute_dtype) for weight in _matrices(model)]
     weights = [ops.transpose(x) if _is_dense(w) else x for w, x in zip(_matrices(model), cast, strict=True)]
     with _scope(model, weights):
-        return {"weights": weights, "prepared": model.prepare(state)}
+        return {"weights": weights, "precomputed": model.precompute(state)}
 
 
 def next_logits(model: keras.Model, held: dict, tokens, state: dict):
@@ -97,7 +97,7 @@ def next_logits(model: keras.Model, held: dict, tokens, state: dict):
         rewrites it.
     """
     with _scope(model, held["weights"]):
-        logits, state = model.extend(tokens[:, None], model.close(state), prepared=held["prepared"])
+        logits, state = model.extend(tokens[:, None], model.close(state), precomputed=held["precomputed"])
     return logits[:, 0], state
 
 

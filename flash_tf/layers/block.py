@@ -89,11 +89,11 @@ class ResidualBlock(keras.layers.Layer):
         """State of `inner` before the first token; empty if it sees each token alone. See `flash_tf.layers.mixers`."""
         return self.inner.initial_state(batch, capacity, dtype) if hasattr(self.inner, "initial_state") else {}
 
-    def extend(self, x, state, positions=None, valid=None, prepared=None):
+    def extend(self, x, state, positions=None, valid=None, precomputed=None):
         """The next tokens of each row, `[b, k, d]` -> `([b, k, d], state)`; see `flash_tf.layers.mixers`."""
         if not hasattr(self.inner, "extend"):
             return x + self.inner(normalized(self.norm, x)), state
-        y, state = self.inner.extend(normalized(self.norm, x), state, positions, valid, prepared)
+        y, state = self.inner.extend(normalized(self.norm, x), state, positions, valid, precomputed)
         return x + y, state
 
     def get_config(self):

@@ -122,7 +122,7 @@ def extend_in_chunks(
     return leave(unit, gate, attended), state
 
 
-def prepare_chunks(unit: KernelMixer, state: State) -> dict:
+def precompute_chunks(unit: KernelMixer, state: State) -> dict:
     """What a loop over single tokens makes once for a unit with chunks: stacked scales, offsets, bias by distance."""
     weights = {"scales": unit.offset_scale.scales, "offsets": unit.offset_scale.offsets}
     made = {k: ops.stack([ops.cast(w, unit.compute_dtype) for w in of_heads]) for k, of_heads in weights.items()}
@@ -130,4 +130,4 @@ def prepare_chunks(unit: KernelMixer, state: State) -> dict:
         return made
     vectors = bias(unit) or {"a": None, "b": None}
     case = {"chunk_size": unit.chunk_size, "scale": unit.scale}
-    return {**made, "bias": decode.prepare(state, **vectors, **case)}
+    return {**made, "bias": decode.precompute(state, **vectors, **case)}

@@ -53,7 +53,7 @@ class KernelMixer(keras.layers.Layer):
         check_capacity(self, capacity)
         return self.spec.stream.initial_state(self.sizes(batch, capacity), self.case, dtype or self.compute_dtype)
 
-    def prepare(self, state):
+    def precompute(self, state):
         return {}  # nothing depends on weights alone
 
     def close(self, states):

@@ -55,7 +55,7 @@ class LinearMixer(KernelMixer):
         """`[b, n, h s]` -> `[b, n, h, s]`."""
         return ops.reshape(x, (*ops.shape(x)[:2], self.heads, x.shape[-1] // self.heads))
 
-    def extend(self, x, state, positions=None, valid=None, prepared=None):
+    def extend(self, x, state, positions=None, valid=None, precomputed=None):
         """The next tokens of each row; see `flash_tf.layers.mixers`."""
         check_streams(self, self.obstacle)
         positions = next_positions(state["position"], ops.shape(x)[1]) if positions is None else positions

@@ -69,12 +69,12 @@ class CausalLM(LanguageModel):
         states = [mixer.initial_state(batch, most) for mixer, most in zip(self.mixers, kept, strict=True)]
         return joined("block", states)
 
-    def prepare(self, state: dict) -> list[dict]:
+    def precompute(self, state: dict) -> list[dict]:
         """What single steps from `state` need and depends on weights alone, for a loop to make once."""
-        return [mixer.prepare(own) for mixer, own in zip(self.mixers, self._split(state), strict=True)]
+        return [mixer.precompute(own) for mixer, own in zip(self.mixers, self._split(state), strict=True)]
 
     def close(self, state: dict) -> dict:
-        """What a step of one token with `prepared` leaves to do, before the next: for all blocks together."""
+        """What a step of one token with `precomputed` leaves to do, before the next: for all blocks together."""
         states, kinds = self._split(state), self.kinds
         for kind in (kind for i, kind in enumerate(kinds) if kind not in kinds[:i]):
             alike = [i for i, other in enumerate(kinds) if other == kind]
@@ -83,7 +83,7 @@ class CausalLM(LanguageModel):
                 states[i] = one
         return joined("block", states)
 
-    def extend(self, token_ids, state: dict, valid=None, prepared=None, last: bool = False):
+    def extend(self, token_ids, state: dict, valid=None, precomputed=None, last: bool = False):
         """Reads the next k >= 1 tokens of each row: a prompt in one call, then one token after the other.
 
         Args:
@@ -91,7 +91,7 @@ class CausalLM(LanguageModel):
           state: Of `initial_state` or `extend`.
           valid: Int32 `[b]`, the real tokens at the front of each row of `token_ids`; the others leave no trace in the
             state. None for all.
-          prepared: Of `prepare`, for a loop with k = 1, which calls `close` on the state before the next token.
+          precomputed: Of `precompute`, for a loop with k = 1, which calls `close` on the state before the next token.
           last: Whether only the logits after the last real token of each row are wanted.
 
         Returns:
@@ -115,15 +115,15 @@ class CausalLM(LanguageModel):
             raise ValueError(f"{self.name} needs a state of as many rows as there are token_ids, {rows}, got {given}")
         self._layout.check(self.name, state, token_ids.shape[1], valid)
         states = self._split(state)
-        if token_ids.shape[1] == 1 and prepared is None:
-            logits, state = self.extend(token_ids, state, valid, self.prepare(state))
+        if token_ids.shape[1] == 1 and precomputed is None:
+            logits, state = self.extend(token_ids, state, valid, self.precompute(state))
             return logits, self.close(state)
-        prepared = [None] * self.depth if prepared is None else prepared
+        precomputed = [None] * self.depth if precomputed is None else precomputed
         positions = next_positions(state["position"], tokens)
         x, stride = self.embed(token_ids, positions), len(self.blocks) // self.depth
         for i in range(self.depth):
             mixer, *others = self.blocks[stride * i : stride * (i + 1)]
-            x, states[i] = mixer.extend(x, states[i], positions, valid, prepared[i])
+            x, states[i] = mixer.extend(x, states[i], positions, valid, precomputed[i])
             for block in others:
                 x, _ = block.extend(x, {})
         position = states[0]["position"]

@@ -71,7 +71,7 @@ def extend(
     if overlapping != ("closed" in state):
         raise ValueError(f"flash needs a state of its own options, got one of overlapping={not overlapping}")
     if v.shape[1] == 1:
-        bias = None if quad_q is None else prepare(state, a, b, chunk_size=chunk_size, scale=scale)
+        bias = None if quad_q is None else precompute(state, a, b, chunk_size=chunk_size, scale=scale)
         heads = ops.concatenate([x for x in (quad_q, quad_k, lin_q, lin_k) if x is not None], axis=1)
         out, state = step(state, heads, v[:, 0], bias, chunk_size=chunk_size, valid=valid, scale=scale)
         return out[:, None], close([state], chunk_size)[0]
@@ -80,7 +80,7 @@ def extend(
     return _extend_by_chunks(state, quad_q, lin_q, new, a, b, valid, scale, chunk_size)
 
 
-def prepare(state, a, b, *, chunk_size, scale="normalized"):
+def precompute(state, a, b, *, chunk_size, scale="normalized"):
     """What a loop over single tokens may make once, being made of weights alone: what each distance adds to a score.
 
     Returns:
@@ -106,7 +106,7 @@ def step(state, heads, v, bias, *, chunk_size, valid=None, scale="normalized"):
       state: Of `initial_state`; no chunk is full.
       heads: quad_q, quad_k, lin_q and lin_k of the token, `[b, 4, s]`; or those two that there are, `[b, 2, s]`.
       v: `[b, e]`.
-      bias: Of `prepare`; None without the first sum.
+      bias: Of `precompute`; None without the first sum.
       chunk_size: c.
       valid: int32 `[b]`, 1 at the rows whose token is real; None for all.
       scale: See `mixed_chunk_attention`.

@@ -65,7 +65,7 @@ def extend(
     if not causal:
         raise ValueError("flash_weighted can be streamed only if causal, got causal=False")
     if v.shape[1] == 1:
-        bias = decode.prepare(state, a, b, chunk_size=chunk_size, scale=scale)
+        bias = decode.precompute(state, a, b, chunk_size=chunk_size, scale=scale)
         heads = ops.concatenate([quad_q, quad_k, lin_q, lin_k, sum_q, sum_k], axis=1)
         out, state = step(state, heads, v[:, 0], bias, chunk_size=chunk_size, valid=valid, scale=scale)
         return out[:, None], close([state], chunk_size)[0]

@@ -117,14 +117,14 @@ def test_tokens_that_are_not_real_leave_the_state_bit_for_bit(cls, options, k):
 def test_single_tokens_with_what_is_prepared_once_equal_the_whole(cls, options):
     layer, x = built(cls, options), normal(B, N, D)
 
-    def step(x, state, prepared):
-        y, state = layer.extend(x, state, prepared=prepared)
+    def step(x, state, precomputed):
+        y, state = layer.extend(x, state, precomputed=precomputed)
         return y, layer.close([state])[0]
 
     step, state, found = compiled(step), start(layer), []
-    prepared = layer.prepare(state)
+    precomputed = layer.precompute(state)
     for i in range(2 * C + 1):
-        y, state = step(ops.convert_to_tensor(x[:, i : i + 1]), state, prepared)
+        y, state = step(ops.convert_to_tensor(x[:, i : i + 1]), state, precomputed)
         found.append(to_numpy(y))
     assert relative_error(np.concatenate(found, axis=1), outputs(layer, x)[:, : 2 * C + 1]) < FLOAT32
     assert_same(state, layer.extend(ops.convert_to_tensor(x[:, : 2 * C + 1]), start(layer))[1])

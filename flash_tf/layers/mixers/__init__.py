@@ -13,10 +13,10 @@ A mixer that can decode is the same function of a text that comes a few tokens a
   so that a beam gathers rows of each alike. `capacity`, the most tokens of a row, is needed exactly where `grows`: by a
   mixer whose state is the larger the longer the text. `dtype` is that of the tokens kept, the compute dtype by default.
   One that cannot decode refuses with a ValueError.
-- `extend(x, state, positions=None, valid=None, prepared=None)`: the next k >= 1 tokens, `[b, k, d]` -> `([b, k, d],
+- `extend(x, state, positions=None, valid=None, precomputed=None)`: the next k >= 1 tokens, `[b, k, d]` -> `([b, k, d],
   state)`. `valid`, int32 `[b]`, counts the real tokens at the front of each row; the rest leave no trace in the state,
   and their outputs mean nothing. `positions [b, k]` go on from the state's by default.
-- In a loop over single tokens, `prepare(state)` makes what depends on weights alone, once. Given it, `extend` leaves to
+- In a loop over single tokens, `precompute(state)` makes what depends on weights alone, once. Given it, `extend` leaves to
   `close(states)`, which takes those of all layers, what few steps need: before the next token it must have been called.
 """
 

@@ -163,7 +163,7 @@ class Combiner(LinearMixer):
         chunk = {"q": ops.zeros((batch, c, self.heads, s), dtype), "x": ops.zeros((batch, c, self.width), dtype)}
         return {**state, **chunk, "positions": ops.zeros((batch, c), "int32")}
 
-    def extend(self, x, state, positions=None, valid=None, prepared=None):
+    def extend(self, x, state, positions=None, valid=None, precomputed=None):
         """The next tokens of each row; see `flash_tf.layers.mixers`."""
         if self.summaries == "fixed":
             return super().extend(x, state, positions, valid)

@@ -118,12 +118,12 @@ class MixedChunkAttention(KernelMixer):
         )
         return gated_unit.leave(self, u, attended)
 
-    def extend(self, x, state, positions=None, valid=None, prepared=None):
+    def extend(self, x, state, positions=None, valid=None, precomputed=None):
         """The next tokens of each row; see `flash_tf.layers.mixers`."""
-        return gated_unit.extend_in_chunks(self, decode, x, state, positions, valid, prepared)
+        return gated_unit.extend_in_chunks(self, decode, x, state, positions, valid, precomputed)
 
-    def prepare(self, state):
-        return gated_unit.prepare_chunks(self, state)
+    def precompute(self, state):
+        return gated_unit.precompute_chunks(self, state)
 
     def close(self, states):
         return decode.close(states, self.chunk_size)

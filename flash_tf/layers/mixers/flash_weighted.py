@@ -97,12 +97,12 @@ class WeightedChunks(KernelMixer):
         )
         return gated_unit.leave(self, u, attended)
 
-    def extend(self, x, state, positions=None, valid=None, prepared=None):
+    def extend(self, x, state, positions=None, valid=None, precomputed=None):
         """The next tokens of each row; see `flash_tf.layers.mixers`."""
-        return gated_unit.extend_in_chunks(self, weighted_decode, x, state, positions, valid, prepared)
+        return gated_unit.extend_in_chunks(self, weighted_decode, x, state, positions, valid, precomputed)
 
-    def prepare(self, state):
-        return gated_unit.prepare_chunks(self, state)
+    def precompute(self, state):
+        return gated_unit.precompute_chunks(self, state)
 
     def close(self, states):
         return weighted_decode.close(states, self.chunk_size)

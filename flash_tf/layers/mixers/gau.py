@@ -147,7 +147,7 @@ class GatedAttentionUnit(KernelMixer):
             "divisor 'length' is not known before the text ends" if self.divisor == "length" else None
         )
 
-    def extend(self, x, state, positions=None, valid=None, prepared=None):
+    def extend(self, x, state, positions=None, valid=None, precomputed=None):
         """The next tokens of each row; see `flash_tf.layers.mixers`."""
         check_streams(self, self.obstacle)
         u, v, z = gated_unit.project(self, x)
@@ -156,13 +156,13 @@ class GatedAttentionUnit(KernelMixer):
         if self.kernel == "softmax":
             attended, state = softmax.extend(*given, valid=valid)
         else:
-            options = {"scale": self.scale, "divisor": self.divisor, "prepared": (prepared or {}).get("bias")}
+            options = {"scale": self.scale, "divisor": self.divisor, "precomputed": (precomputed or {}).get("bias")}
             attended, state = gau.extend(*given, **gated_unit.bias(self), valid=valid, **options)
         return gated_unit.leave(self, u, ops.reshape(attended, ops.shape(v))), state
 
-    def prepare(self, state):
+    def precompute(self, state):
         vectors = gated_unit.bias(self)
-        return {"bias": gau.prepare(state, **vectors)} if vectors else {}
+        return {"bias": gau.precompute(state, **vectors)} if vectors else {}
 
 
 @keras.saving.register_keras_serializable("flash_tf")

@@ -150,7 +150,7 @@ class Mamba(LinearMixer):
         tokens = convolution.initial_state(sizes, {}, dtype)["tokens"]
         return {"conv": tokens, **SPEC.stream.initial_state(sizes, {}, dtype)}
 
-    def extend(self, x, state, positions=None, valid=None, prepared=None):
+    def extend(self, x, state, positions=None, valid=None, precomputed=None):
         """The next tokens of each row; see `flash_tf.layers.mixers`."""
         check_streams(self, self.obstacle)
         x, z = ops.split(self.in_projection(x), 2, axis=-1)

@@ -100,18 +100,18 @@ class Parallel(keras.layers.Layer):
         states = [part.initial_state(batch, capacity if part.grows else None, dtype) for part in self.parts]
         return joined("mixer", states)
 
-    def extend(self, x, state, positions=None, valid=None, prepared=None):
+    def extend(self, x, state, positions=None, valid=None, precomputed=None):
         """The next tokens of each row; see `flash_tf.layers.mixers`."""
         check_streams(self, self.obstacle)
-        prepared = [None] * len(self.parts) if prepared is None else prepared
+        precomputed = [None] * len(self.parts) if precomputed is None else precomputed
         ends = [
             part.extend(x, own, positions, valid, made)
-            for part, own, made in zip(self.parts, self._split(state), prepared, strict=True)
+            for part, own, made in zip(self.parts, self._split(state), precomputed, strict=True)
         ]
         return sum(out for out, _ in ends), joined("mixer", [own for _, own in ends])
 
-    def prepare(self, state):
-        return [part.prepare(own) for part, own in zip(self.parts, self._split(state), strict=True)]
+    def precompute(self, state):
+        return [part.precompute(own) for part, own in zip(self.parts, self._split(state), strict=True)]
 
     def close(self, states):
         by_part = zip(*(self._split(state) for state in states), strict=True)

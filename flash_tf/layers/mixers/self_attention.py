@@ -110,7 +110,7 @@ class MultiHeadSelfAttention(KernelMixer):
     def activations(self, n: int) -> int:
         return (9 + 2 * self.gated) * self.width + 3 * n * self.heads  # float32 scores count twice
 
-    def extend(self, x, state, positions=None, valid=None, prepared=None):
+    def extend(self, x, state, positions=None, valid=None, precomputed=None):
         """The next tokens of each row; see `flash_tf.layers.mixers`."""
         check_streams(self, self.obstacle)
         positions = next_positions(state["position"], ops.shape(x)[1]) if positions is None else positions
