@@ -110,8 +110,8 @@ def test_rows_close_their_chunks_at_any_pace_and_closing_twice_is_closing_once()
         y, state = layer.extend(
             ops.convert_to_tensor(np.take_along_axis(x, at, axis=1)), state, precomputed=precomputed
         )
-        (state,) = layer.close([state])
-        (again,) = layer.close([state])
+        (state,) = layer.flush([state])
+        (again,) = layer.flush([state])
         assert all(np.array_equal(to_numpy(again[name]), to_numpy(state[name])) for name in state)
         assert relative_error(to_numpy(y), np.take_along_axis(want, at, axis=1)) < FLOAT32, step
 

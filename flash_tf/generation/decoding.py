@@ -54,7 +54,7 @@ def decode(model: keras.Model, tokens, state: dict, steps: int, choose, stop_tok
     tokens = ops.cast(tokens, "int32")
     start = (ops.zeros((), "int32"), tokens, ops.zeros((ops.shape(tokens)[0], steps), "int32"), tokens < 0, state)
     *_, chosen, _, state = ops.while_loop(going_on, body, start)
-    return chosen, model.close(state)
+    return chosen, model.flush(state)
 
 
 def continuation(model: keras.Model, logits, state: dict, steps: int, choose, stop_tokens=()):
@@ -97,7 +97,7 @@ def next_logits(model: keras.Model, held: dict, tokens, state: dict):
         rewrites it.
     """
     with _scope(model, held["weights"]):
-        logits, state = model.extend(tokens[:, None], model.close(state), precomputed=held["precomputed"])
+        logits, state = model.extend(tokens[:, None], model.flush(state), precomputed=held["precomputed"])
     return logits[:, 0], state
 
 

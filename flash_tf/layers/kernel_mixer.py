@@ -56,7 +56,7 @@ class KernelMixer(keras.layers.Layer):
     def precompute(self, state):
         return {}  # nothing depends on weights alone
 
-    def close(self, states):
+    def flush(self, states):
         return states  # nothing is put off
 
     def compute_output_shape(self, x_shape):

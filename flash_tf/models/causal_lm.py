@@ -73,12 +73,12 @@ class CausalLM(LanguageModel):
         """What single steps from `state` need and depends on weights alone, for a loop to make once."""
         return [mixer.precompute(own) for mixer, own in zip(self.mixers, self._split(state), strict=True)]
 
-    def close(self, state: dict) -> dict:
+    def flush(self, state: dict) -> dict:
         """What a step of one token with `precomputed` leaves to do, before the next: for all blocks together."""
         states, kinds = self._split(state), self.kinds
         for kind in (kind for i, kind in enumerate(kinds) if kind not in kinds[:i]):
             alike = [i for i, other in enumerate(kinds) if other == kind]
-            closed = self.mixers[alike[0]].close([states[i] for i in alike])
+            closed = self.mixers[alike[0]].flush([states[i] for i in alike])
             for i, one in zip(alike, closed, strict=True):
                 states[i] = one
         return joined("block", states)
@@ -91,7 +91,7 @@ class CausalLM(LanguageModel):
           state: Of `initial_state` or `extend`.
           valid: Int32 `[b]`, the real tokens at the front of each row of `token_ids`; the others leave no trace in the
             state. None for all.
-          precomputed: Of `precompute`, for a loop with k = 1, which calls `close` on the state before the next token.
+          precomputed: Of `precompute`, for a loop with k = 1, which calls `flush` on the state before the next token.
           last: Whether only the logits after the last real token of each row are wanted.
 
         Returns:
@@ -117,7 +117,7 @@ class CausalLM(LanguageModel):
         states = self._split(state)
         if token_ids.shape[1] == 1 and precomputed is None:
             logits, state = self.extend(token_ids, state, valid, self.precompute(state))
-            return logits, self.close(state)
+            return logits, self.flush(state)
         precomputed = [None] * self.depth if precomputed is None else precomputed
         positions = next_positions(state["position"], tokens)
         x, stride = self.embed(token_ids, positions), len(self.blocks) // self.depth

@@ -110,7 +110,7 @@ def initial_state(sizes, case, dtype):
 
 
 def step(state, q, k, v, *, chunk_size, valid=None):
-    """One token of each row: O(c + n / c). A chunk that it fills stays open, and has no summaries: see `close`.
+    """One token of each row: O(c + n / c). A chunk that it fills stays open, and has no summaries: see `flush`.
 
     Args:
       state: Of `initial_state`; no chunk is full.

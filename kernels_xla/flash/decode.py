@@ -74,7 +74,7 @@ def extend(
         bias = None if quad_q is None else precompute(state, a, b, chunk_size=chunk_size, scale=scale)
         heads = ops.concatenate([x for x in (quad_q, quad_k, lin_q, lin_k) if x is not None], axis=1)
         out, state = step(state, heads, v[:, 0], bias, chunk_size=chunk_size, valid=valid, scale=scale)
-        return out[:, None], close([state], chunk_size)[0]
+        return out[:, None], flush([state], chunk_size)[0]
     valid = ops.full_like(state["position"], ops.shape(v)[1]) if valid is None else valid
     new = ops.concatenate([x for x in (quad_k, lin_k, v) if x is not None], axis=-1)
     return _extend_by_chunks(state, quad_q, lin_q, new, a, b, valid, scale, chunk_size)
@@ -97,7 +97,7 @@ def precompute(state, a, b, *, chunk_size, scale="normalized"):
 
 
 def step(state, heads, v, bias, *, chunk_size, valid=None, scale="normalized"):
-    """One token of each row, without closing the chunks that it fills: `close` must follow before the next token.
+    """One token of each row, without closing the chunks that it fills: `flush` must follow before the next token.
 
     On an accelerator it reads the state once, of the open chunk what has come, and writes one token of it. Products of
     one query with many keys are written as sums: XLA fuses those with what surrounds them.
@@ -176,7 +176,7 @@ def _weighted_sum(pairs):
     return sum(parts[:, i] for i in range(PARTS))
 
 
-def close(states, chunk_size):
+def flush(states, chunk_size):
     """Adds the chunks that a `step` filled to their sums, and empties them. Done twice, it is done once.
 
     A row fills a chunk every c steps; its sum is rewritten then and at no other time. So this is a loop over what is to

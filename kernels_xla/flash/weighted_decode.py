@@ -68,14 +68,14 @@ def extend(
         bias = decode.precompute(state, a, b, chunk_size=chunk_size, scale=scale)
         heads = ops.concatenate([quad_q, quad_k, lin_q, lin_k, sum_q, sum_k], axis=1)
         out, state = step(state, heads, v[:, 0], bias, chunk_size=chunk_size, valid=valid, scale=scale)
-        return out[:, None], close([state], chunk_size)[0]
+        return out[:, None], flush([state], chunk_size)[0]
     valid = ops.full_like(state["position"], ops.shape(v)[1]) if valid is None else valid
     new = {"open": ops.concatenate([quad_k, lin_k, v], axis=-1), "sums": ops.concatenate([sum_q, sum_k], axis=-1)}
     return _extend_by_chunks(state, quad_q, lin_q, new, a, b, valid, scale, chunk_size)
 
 
 def step(state, heads, v, bias, *, chunk_size, valid=None, scale="normalized"):
-    """One token of each row, without closing the chunks that it fills: `close` must follow before the next token.
+    """One token of each row, without closing the chunks that it fills: `flush` must follow before the next token.
 
     As `decode.step`, with `heads [b, 6, s]`: quad_q, quad_k, lin_q, lin_k, sum_q and sum_k.
     """
@@ -85,7 +85,7 @@ def step(state, heads, v, bias, *, chunk_size, valid=None, scale="normalized"):
     return out, {**state, "sums": sums}
 
 
-def close(states, chunk_size):
+def flush(states, chunk_size):
     """Keeps the chunks that a `step` filled, and makes what the next ones read. Done twice, it is done once.
 
     Args:

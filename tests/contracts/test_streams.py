@@ -119,7 +119,7 @@ def test_single_tokens_with_what_is_prepared_once_equal_the_whole(cls, options):
 
     def step(x, state, precomputed):
         y, state = layer.extend(x, state, precomputed=precomputed)
-        return y, layer.close([state])[0]
+        return y, layer.flush([state])[0]
 
     step, state, found = compiled(step), start(layer), []
     precomputed = layer.precompute(state)

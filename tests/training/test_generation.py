@@ -86,7 +86,7 @@ def test_a_state_that_was_saved_goes_on_as_if_it_had_not_been(trained, tmp_path)
     def through_a_file(step, state):
         if step != STEPS // 2:
             return state
-        np.savez(tmp_path / "state.npz", **{name: ops.convert_to_numpy(x) for name, x in model.close(state).items()})
+        np.savez(tmp_path / "state.npz", **{name: ops.convert_to_numpy(x) for name, x in model.flush(state).items()})
         with np.load(tmp_path / "state.npz") as saved:
             return {name: ops.convert_to_tensor(saved[name]) for name in state}
 

@@ -17,7 +17,7 @@ A mixer that can decode is the same function of a text that comes a few tokens a
   state)`. `valid`, int32 `[b]`, counts the real tokens at the front of each row; the rest leave no trace in the state,
   and their outputs mean nothing. `positions [b, k]` go on from the state's by default.
 - In a loop over single tokens, `precompute(state)` makes what depends on weights alone, once. Given it, `extend` leaves to
-  `close(states)`, which takes those of all layers, what few steps need: before the next token it must have been called.
+  `flush(states)`, which takes those of all layers, what few steps need: before the next token it must have been called.
 """
 
 from flash_tf import renamed

@@ -125,8 +125,8 @@ class MixedChunkAttention(KernelMixer):
     def precompute(self, state):
         return gated_unit.precompute_chunks(self, state)
 
-    def close(self, states):
-        return decode.close(states, self.chunk_size)
+    def flush(self, states):
+        return decode.flush(states, self.chunk_size)
 
     @property
     def align(self) -> int:

@@ -104,8 +104,8 @@ class WeightedChunks(KernelMixer):
     def precompute(self, state):
         return gated_unit.precompute_chunks(self, state)
 
-    def close(self, states):
-        return weighted_decode.close(states, self.chunk_size)
+    def flush(self, states):
+        return weighted_decode.flush(states, self.chunk_size)
 
     @property
     def align(self) -> int:

@@ -113,9 +113,9 @@ class Parallel(keras.layers.Layer):
     def precompute(self, state):
         return [part.precompute(own) for part, own in zip(self.parts, self._split(state), strict=True)]
 
-    def close(self, states):
+    def flush(self, states):
         by_part = zip(*(self._split(state) for state in states), strict=True)
-        closed = [part.close(list(own)) for part, own in zip(self.parts, by_part, strict=True)]
+        closed = [part.flush(list(own)) for part, own in zip(self.parts, by_part, strict=True)]
         return [joined("mixer", own) for own in zip(*closed, strict=True)]
 
     def _split(self, state):
