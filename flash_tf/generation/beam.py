@@ -4,7 +4,7 @@ import dataclasses
 
 from keras import ops
 
-from flash_tf.generation.decoding import hold, is_one_of, next_logits
+from flash_tf.generation.decoding import cast_weights, is_one_of, next_logits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ class BeamSearch:
         if self.width > size:
             raise ValueError(f"a beam of width {self.width} needs as many tokens in the vocabulary, which has {size}")
         state = {name: ops.repeat(x, self.width, axis=0) for name, x in state.items()}
-        held = hold(model, state)
+        held = cast_weights(model, state)
         scores, tokens = ops.top_k(_log_softmax(logits), self.width)  # [b, w]
         tokens = ops.cast(tokens, "int32")
         column = lambda step: ops.cast(ops.arange(steps) == step, "int32")  # noqa: E731

@@ -34,7 +34,7 @@ def decode(model: keras.Model, tokens, state: dict, steps: int, choose, stop_tok
         raise ValueError(f"decode needs steps >= 1, got {steps}")
     if not model.causal:
         raise ValueError(f"decode needs a causal language model, got {type(model).__name__}")
-    held = hold(model, state)
+    held = cast_weights(model, state)
 
     def going_on(step, tokens, chosen, done, state):
         return ops.logical_and(step < steps, ops.logical_not(ops.all(done))) if stop_tokens else step < steps
@@ -72,7 +72,7 @@ def is_one_of(tokens, stop_tokens):
     return ops.any(ops.stack(found), axis=0) if found else tokens < 0
 
 
-def hold(model: keras.Model, state: dict) -> dict:
+def cast_weights(model: keras.Model, state: dict) -> dict:
     """What all single steps from `state` share, as tensors: made once.
 
     Returns:
@@ -91,7 +91,7 @@ def next_logits(model: keras.Model, held: dict, tokens, state: dict):
 
     Args:
       model: A causal language model.
-      held: Of `hold`.
+      held: Of `cast_weights`.
       tokens: Integers `[b]`.
       state: Of `extend`, or of this function: it is closed here, so that all that reads the state comes after what
         rewrites it.

@@ -8,7 +8,7 @@ import numpy as np
 from keras import ops
 
 from flash_tf.generation.beam import BeamSearch
-from flash_tf.generation.decoding import continuation, hold, next_logits
+from flash_tf.generation.decoding import cast_weights, continuation, next_logits
 from flash_tf.generation.samplers import GREEDY, Sampler
 
 FINEST = 32  # tokens: prompts are padded to a multiple of it or, if they are longer, of an eighth to a quarter of them
@@ -91,7 +91,7 @@ class Generator:
 
     def _begin(self, ids, lengths, capacity):
         logits, state = self._read(ids, lengths, capacity)
-        return logits, hold(self._model, state), state
+        return logits, cast_weights(self._model, state), state
 
     def _read(self, ids, lengths, capacity):
         state = self._model.initial_state(ids.shape[0], capacity)

@@ -56,7 +56,7 @@ def streamed(model, prompts, steps, at=lambda step, state: state):
     ids = np.array([np.pad(prompt, (0, width - len(prompt))) for prompt in prompts], np.int32)
     lengths = ops.convert_to_tensor([len(prompt) for prompt in prompts], "int32")
     logits, state = model.extend(ops.convert_to_tensor(ids), model.initial_state(len(ids)), lengths, last=True)
-    held, logits, program, found = decoding.hold(model, state), logits[:, 0], None, []
+    held, logits, program, found = decoding.cast_weights(model, state), logits[:, 0], None, []
     for step in range(steps):
         found.append(to_numpy(logits))
         tokens = ops.convert_to_tensor(found[-1].argmax(-1), "int32")
