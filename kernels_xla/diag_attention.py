@@ -143,7 +143,7 @@ def extend(state, q, k, v, *, chunk_size, valid=None, causal=True, weights="soft
     grid = {name: on_grid(state[name], new, fill, valid) for name, new in (("k", k), ("v", v))}
     slots = ops.arange(ops.shape(grid["v"])[1], dtype="int32")[None]
     out = diag_attention(
-        rows(q, slots - fill[:, None]),
+        gather_tokens(q, slots - fill[:, None]),
         *(ops.cast(grid[name], v.dtype) for name in ("k", "v")),
         chunk_size=c,
         causal=True,
@@ -151,7 +151,7 @@ def extend(state, q, k, v, *, chunk_size, valid=None, causal=True, weights="soft
         offset=runtime_zero(position),
     )
     left = {name: leave_grid(x, fill + valid, c) for name, x in grid.items()}
-    return window(out, fill, tokens), {**left, "position": position + valid}
+    return slice_tokens(out, fill, tokens), {**left, "position": position + valid}
 
 
 def state_bytes(sizes, case, itemsize):

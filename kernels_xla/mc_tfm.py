@@ -13,7 +13,16 @@ from kernels_xla.common.chunking import fold, sum_of_earlier, unfold
 from kernels_xla.common.masks import documents, zero_outside
 from kernels_xla.common.recurrence import of_heads
 from kernels_xla.common.spec import KernelSpec, Stream, Tensor
-from kernels_xla.common.streaming import append, emptied, filled, leave_grid, on_grid, rows, when_full, window
+from kernels_xla.common.streaming import (
+    append,
+    emptied,
+    filled,
+    gather_tokens,
+    leave_grid,
+    on_grid,
+    slice_tokens,
+    when_full,
+)
 from kernels_xla.diag_attention import diag_attention, diag_attention_reference
 from kernels_xla.linear_attention import across_chunks, linear_attention
 
@@ -128,12 +137,12 @@ def extend(state, q, k, v, lin_q, lin_k, *, chunk_size, valid=None, causal=True)
     sums = accumulate.einsum("bgjhs,bgjhe->bghse", keys, values)
     slots = ops.arange(ops.shape(laid)[1], dtype="int32")[None]
     counts = ops.cast((position - fill)[:, None] + slots[:, ::c], state["sum"].dtype)  # [b, g]
-    queries = _shared(fold(rows(lin_q, slots - fill[:, None]), c), counts[..., None, None, None])
+    queries = _shared(fold(gather_tokens(lin_q, slots - fill[:, None]), c), counts[..., None, None, None])
     before = ops.cast(state["sum"][:, None] + sum_of_earlier(sums), v.dtype)
     far = unfold(ops.einsum("bgihs,bghse->bgihe", queries, before), ops.shape(slots)[1])
     closed = slots[:, ::c] // c < (until // c)[:, None]  # [b, g]
     total = state["sum"] + ops.sum(zero_outside(sums, closed[..., None, None, None]), axis=1)
-    return near + window(far, fill, tokens), {**inside, "lin_k": leave_grid(laid, until, c), "sum": total}
+    return near + slice_tokens(far, fill, tokens), {**inside, "lin_k": leave_grid(laid, until, c), "sum": total}
 
 
 def _step(state, q, k, v, lin_q, lin_k, c, valid):

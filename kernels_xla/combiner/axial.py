@@ -10,7 +10,16 @@ from kernels_xla.common.chunking import fold, unfold
 from kernels_xla.common.joint_softmax import joint_attention, joint_attention_reference
 from kernels_xla.common.masks import attention_mask, documents
 from kernels_xla.common.spec import KernelSpec, Stream, Tensor
-from kernels_xla.common.streaming import append, emptied, filled, leave_grid, on_grid, rows, when_full, window
+from kernels_xla.common.streaming import (
+    append,
+    emptied,
+    filled,
+    gather_tokens,
+    leave_grid,
+    on_grid,
+    slice_tokens,
+    when_full,
+)
 
 
 def combiner_axial_attention(
@@ -126,7 +135,7 @@ def step(state, q, k, v, *, chunk_size, valid=None):
     position, c = state["position"], chunk_size
     fill, chunks = position % c, ops.arange(state["k_sum"].shape[1] // c, dtype="int32")[None]  # [1, m]
     chunk = {name: append(state[name], x, fill, valid) for name, x in (("k", k), ("v", v))}
-    column = (rows(state[name], fill[:, None] + c * chunks)[:, :, None] for name in ("k_sum", "v_sum"))
+    column = (gather_tokens(state[name], fill[:, None] + c * chunks)[:, :, None] for name in ("k_sum", "v_sum"))
     near = ops.arange(c, dtype="int32")[None] <= fill[:, None]
     far = chunks < (position // c)[:, None]
     keys = [ops.cast(x, v.dtype) for x in (chunk["k"][:, None], chunk["v"][:, None], *column)]
@@ -150,10 +159,10 @@ def extend(state, q, k, v, k_sum, v_sum, *, chunk_size, valid=None, causal=True)
     slots = ops.arange(ops.shape(grid["v"])[1], dtype="int32")[None]
     at, chunks = (ops.arange(m, dtype="int32") for m in (c, state["k_sum"].shape[1] // c))
     own = (position // c)[:, None] + slots[:, ::c] // c  # [b, g], the number of each chunk of the grid
-    inputs = [rows(q, slots - fill[:, None]), grid["k"], grid["v"], state["k_sum"], state["v_sum"]]
+    inputs = [gather_tokens(q, slots - fill[:, None]), grid["k"], grid["v"], state["k_sum"], state["v_sum"]]
     inputs = [fold(ops.cast(x, v.dtype), c) for x in inputs]
     out = joint_attention(*inputs, attention_mask(None, None, at, at, True), (chunks < own[..., None])[:, :, None])
-    out = window(unfold(out, ops.shape(slots)[1]), fill, tokens)
+    out = slice_tokens(unfold(out, ops.shape(slots)[1]), fill, tokens)
     left = {name: leave_grid(x, fill + valid, c) for name, x in grid.items()}
     return out, {**state, **left, "position": position + valid}
 

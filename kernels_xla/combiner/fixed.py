@@ -13,7 +13,16 @@ from kernels_xla.common.chunking import edges, fold, unfold
 from kernels_xla.common.joint_softmax import LOW, joint_attention, joint_attention_reference
 from kernels_xla.common.masks import attention_mask, documents, zero_outside
 from kernels_xla.common.spec import KernelSpec, Stream, Tensor
-from kernels_xla.common.streaming import append, emptied, filled, leave_grid, on_grid, rows, when_full, window
+from kernels_xla.common.streaming import (
+    append,
+    emptied,
+    filled,
+    gather_tokens,
+    leave_grid,
+    on_grid,
+    slice_tokens,
+    when_full,
+)
 
 
 def combiner_fixed_attention(
@@ -164,7 +173,7 @@ def extend(state, q, k, v, *, chunk_size, valid=None, causal=True):
     grid = {name: on_grid(state[name], new, fill, valid) for name, new in (("k", k), ("v", v))}
     slots = ops.arange(ops.shape(grid["v"])[1], dtype="int32")[None]
     arrived = slots - fill[:, None]  # [b, m]
-    q, k, v = (fold(ops.cast(x, v.dtype), c) for x in (rows(q, arrived), grid["k"], grid["v"]))
+    q, k, v = (fold(ops.cast(x, v.dtype), c) for x in (gather_tokens(q, arrived), grid["k"], grid["v"]))
     new = ops.logical_and(arrived >= 0, slots < until[:, None])
     pooled = _highest(q, fold(new, c))
     own = position // c  # the chunk that is open
@@ -177,10 +186,11 @@ def extend(state, q, k, v, *, chunk_size, valid=None, causal=True):
     far = chunks < (own[:, None] + slots[:, ::c] // c)[..., None]  # [b, g, m]
     far_kv = [ops.cast(x, v.dtype) for x in sums.values()]
     out = joint_attention(q, k, v, *far_kv, attention_mask(None, None, at, at, True), far[:, :, None])
-    out = window(unfold(out, ops.shape(slots)[1]), fill, tokens)
+    out = slice_tokens(unfold(out, ops.shape(slots)[1]), fill, tokens)
     left = {name: leave_grid(x, until, c) for name, x in grid.items()}
     left["pooled"] = ops.cast(
-        zero_outside(rows(pooled, (until // c)[:, None])[:, 0], (until % c > 0)[:, None, None]), state["pooled"].dtype
+        zero_outside(gather_tokens(pooled, (until // c)[:, None])[:, 0], (until % c > 0)[:, None, None]),
+        state["pooled"].dtype,
     )
     return out, {**left, **sums, "position": position + valid}
 

@@ -10,7 +10,7 @@ from keras import ops
 from kernels_xla.common.accumulate import einsum, sum_dtype
 from kernels_xla.common.masks import zero_outside
 from kernels_xla.common.spec import Tensor
-from kernels_xla.common.streaming import rows
+from kernels_xla.common.streaming import gather_tokens
 
 STEPS = 6  # of the inverse, in both papers
 
@@ -39,7 +39,7 @@ def positions_of(wanted: Tensor, padding_mask: Tensor | None) -> Tensor:
         return wanted
     n = ops.shape(padding_mask)[1]
     at = ops.arange(n, dtype="int32")[None]
-    return rows(ops.cast(ops.argsort(ops.where(padding_mask, at, at + n), axis=1), "int32"), wanted)
+    return gather_tokens(ops.cast(ops.argsort(ops.where(padding_mask, at, at + n), axis=1), "int32"), wanted)
 
 
 def draws(seed: int, count: int) -> np.ndarray:

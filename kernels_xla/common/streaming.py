@@ -29,11 +29,11 @@ def append(buffer: Tensor, new: Tensor, at: Tensor, valid: Tensor | None) -> Ten
     if new.shape[1] == 1:
         written = at < slots if valid is None else ops.logical_and(at < slots, valid > 0)
         at = ops.minimum(at, slots - 1)
-        return put(buffer, ops.where(like(written, new[:, 0]), new[:, 0], rows(buffer, at[:, None])[:, 0]), at)
+        return put(buffer, ops.where(like(written, new[:, 0]), new[:, 0], gather_tokens(buffer, at[:, None])[:, 0]), at)
     valid = ops.full_like(at, ops.shape(new)[1]) if valid is None else valid
     source = ops.arange(slots, dtype="int32")[None] - at[:, None]  # [b, m]
     written = ops.logical_and(source >= 0, source < valid[:, None])
-    return ops.where(like(written, new), rows(new, source), buffer)
+    return ops.where(like(written, new), gather_tokens(new, source), buffer)
 
 
 def put(buffer: Tensor, new: Tensor, at: Tensor) -> Tensor:
@@ -48,15 +48,15 @@ def put(buffer: Tensor, new: Tensor, at: Tensor) -> Tensor:
     return ops.scatter_update(buffer, ops.stack([ops.arange(ops.shape(at)[0], dtype="int32"), at], axis=1), new)
 
 
-def rows(x: Tensor, index: Tensor) -> Tensor:
+def gather_tokens(x: Tensor, index: Tensor) -> Tensor:
     """`x[b, index[b, m]]` for every row: `[b, n, ...]` and int32 `[b, m]` -> `[b, m, ...]`, indices clipped into n."""
     index = ops.clip(index, 0, ops.shape(x)[1] - 1)
     return ops.take_along_axis(x, like(index, x), axis=1)
 
 
-def window(x: Tensor, start: Tensor, length: int) -> Tensor:
+def slice_tokens(x: Tensor, start: Tensor, length: int) -> Tensor:
     """`length` tokens of each row from `start[b]` on: `[b, n, ...]` and int32 `[b]` -> `[b, length, ...]`."""
-    return rows(x, start[:, None] + ops.arange(length, dtype="int32"))
+    return gather_tokens(x, start[:, None] + ops.arange(length, dtype="int32"))
 
 
 def on_grid(buffer: Tensor, new: Tensor, fill: Tensor, valid: Tensor) -> Tensor:
@@ -75,13 +75,13 @@ def on_grid(buffer: Tensor, new: Tensor, fill: Tensor, valid: Tensor) -> Tensor:
     slots = ops.arange((tokens + 2 * c - 2) // c * c, dtype="int32")[None]
     arrived = slots - fill[:, None]  # [b, m], index of the new token that comes to a slot
     both = ops.concatenate([buffer, ops.cast(new, buffer.dtype)], axis=1)
-    laid = rows(both, ops.where(arrived < 0, slots, arrived + c))
+    laid = gather_tokens(both, ops.where(arrived < 0, slots, arrived + c))
     return zero_outside(laid, like(slots < (fill + valid)[:, None], laid))
 
 
 def leave_grid(grid: Tensor, filled: Tensor, c: int) -> Tensor:
     """The chunk that is open after `filled[b]` slots of what `on_grid` gave: `[b, m, ...]` -> `[b, c, ...]`."""
-    left = window(grid, filled - filled % c, c)
+    left = slice_tokens(grid, filled - filled % c, c)
     return zero_outside(left, like(ops.arange(c, dtype="int32") < (filled % c)[:, None], left))
 
 

@@ -10,7 +10,16 @@ from kernels_xla.common.accelerator import on_lite
 from kernels_xla.common.accumulate import sum_dtype
 from kernels_xla.common.chunking import fold, sum_of_earlier, unfold
 from kernels_xla.common.masks import attention_mask, zero_outside
-from kernels_xla.common.streaming import bias_by_distance, leave_grid, like, on_grid, put, rows, runtime_zero, window
+from kernels_xla.common.streaming import (
+    bias_by_distance,
+    gather_tokens,
+    leave_grid,
+    like,
+    on_grid,
+    put,
+    runtime_zero,
+    slice_tokens,
+)
 from kernels_xla.flash.intra_chunk import factors, local, with_previous
 
 FEW = 8  # rows; of larger batches, at most one in FEW closing a chunk close one by one, and sums are not cut in parts
@@ -244,11 +253,11 @@ def _extend_by_chunks(state, quad_q, lin_q, new, a, b, valid, scale, c):
     fill = position % c
     laid = on_grid(state["open"][:, -c:], new, fill, valid)
     arrived = ops.arange(ops.shape(laid)[1], dtype="int32")[None] - fill[:, None]  # [b, m]
-    q1, q2 = (None if q is None else fold(rows(q, arrived), c) for q in (quad_q, lin_q))
+    q1, q2 = (None if q is None else fold(gather_tokens(q, arrived), c) for q in (quad_q, lin_q))
     near = None if q1 is None else _near(state, q1, fold(laid, c), a, b, scale)
     far, kept = (None, {}) if q2 is None else _far(state, q2, fold(laid, c), fill, valid)
     out = near if far is None else far if near is None else near + far
-    out = window(unfold(out, ops.shape(laid)[1]), fill, tokens)
+    out = slice_tokens(unfold(out, ops.shape(laid)[1]), fill, tokens)
     return out, {**kept, **_left(state, laid, fill + valid, c), "position": position + valid}
 
 
@@ -280,5 +289,5 @@ def _left(state, laid, filled, c):
     chunk = leave_grid(laid, filled, c)
     if "closed" not in state:
         return {"open": chunk}
-    before = window(ops.concatenate([state["open"][:, :c], laid], axis=1), filled - filled % c, c)
+    before = slice_tokens(ops.concatenate([state["open"][:, :c], laid], axis=1), filled - filled % c, c)
     return {"open": ops.concatenate([before, chunk], axis=1), "closed": state["closed"] + filled // c}

@@ -140,7 +140,7 @@ def _extend_by_chunks(state, quad_q, lin_q, new, a, b, valid, scale, c):
     laid = {name: on_grid(state[name], x, fill, valid) for name, x in new.items()}
     slots = ops.arange(ops.shape(laid["open"])[1], dtype="int32")
     arrived = slots - fill[:, None]  # [b, m]
-    q_near, q_far = (fold(rows(q, arrived), c) for q in (quad_q, lin_q))
+    q_near, q_far = (fold(gather_tokens(q, arrived), c) for q in (quad_q, lin_q))
     chunks, at = fold(laid["open"], c), ops.arange(c, dtype="int32")
     k_near, k_far, v = (chunks[..., part] for part in (slice(s), slice(s, 2 * s), slice(2 * s, None)))
     near = local(
@@ -155,7 +155,7 @@ def _extend_by_chunks(state, quad_q, lin_q, new, a, b, valid, scale, c):
     sums = ops.concatenate([state["sum"][:, None], _read(kept, q_mean, before + 1, c)], axis=1)  # [b, g + 1, s, e]
     mean = sums[:, :-1] / ops.cast(ops.maximum(c * before, 1), sums.dtype)[..., None, None]
     far = ops.einsum("bgis,bgse->bgie", q_far, ops.cast(mean, q_far.dtype))
-    out = window(unfold(near + far, ops.shape(slots)[0]), fill, tokens)
+    out = slice_tokens(unfold(near + far, ops.shape(slots)[0]), fill, tokens)
     left = {name: leave_grid(x, until, c) for name, x in laid.items()}
-    total = rows(sums, (until // c)[:, None])[:, 0]
+    total = gather_tokens(sums, (until // c)[:, None])[:, 0]
     return out, {**kept, **left, "sum": total, "closed": own + until // c, "position": position + valid}

@@ -9,7 +9,7 @@ from kernels_xla.common.accumulate import sum_dtype
 from kernels_xla.common.masks import documents, zero_outside
 from kernels_xla.common.recurrence import arrived
 from kernels_xla.common.spec import KernelSpec, Stream, Tensor
-from kernels_xla.common.streaming import rows
+from kernels_xla.common.streaming import gather_tokens
 
 
 def convolution(
@@ -99,7 +99,7 @@ def extend(state, x, weights, bias, *, valid=None, causal=True):
     x = x if real is None else zero_outside(x, real[..., None])
     both = ops.concatenate([before, ops.cast(x, before.dtype)], axis=1)
     at = ops.arange(before.shape[1], dtype="int32")[None]
-    after = both[:, k:] if valid is None else rows(both, valid[:, None] + at)
+    after = both[:, k:] if valid is None else gather_tokens(both, valid[:, None] + at)
     return ops.cast(_slide(both, weights, bias), x.dtype), {"tokens": after}
 
 

@@ -11,7 +11,17 @@ from kernels_xla.common.chunking import edges, fold, unfold
 from kernels_xla.common.joint_softmax import joint_attention, joint_attention_reference
 from kernels_xla.common.masks import attention_mask, documents
 from kernels_xla.common.spec import KernelSpec, Stream, Tensor
-from kernels_xla.common.streaming import append, emptied, filled, leave_grid, like, on_grid, rows, when_full, window
+from kernels_xla.common.streaming import (
+    append,
+    emptied,
+    filled,
+    gather_tokens,
+    leave_grid,
+    like,
+    on_grid,
+    slice_tokens,
+    when_full,
+)
 from kernels_xla.transformer_ls.attention import EPSILON, sums
 
 NEW = ("k", "v", "scores")  # kept of the tokens of the open segment
@@ -172,7 +182,7 @@ def extend(state, q, k, v, scores, k_scale, k_offset, v_scale, v_offset, *, chun
     fill, until = position % c, position % c + valid
     grid = {name: on_grid(state[name], x, fill, valid) for name, x in new.items()}
     slots = ops.arange(ops.shape(grid["v"])[1], dtype="int32")[None]
-    q = fold(ops.cast(rows(q, slots - fill[:, None]), v.dtype), c)
+    q = fold(ops.cast(gather_tokens(q, slots - fill[:, None]), v.dtype), c)
     k, v, scores = (fold(ops.cast(grid[name], v.dtype), c) for name in NEW)
     made = sums(scores, fold(slots < until[:, None], c), k, v, *norm)
     own = position // c  # the segment that is open
@@ -186,9 +196,9 @@ def extend(state, q, k, v, scores, k_scale, k_offset, v_scale, v_offset, *, chun
         _far(segment, cache["k_sum"])[:, :, None],
     )
     both = [ops.concatenate([state[name], grid[one]], axis=1) for name, one in zip(BEFORE, "kv", strict=True)]
-    before = dict(zip(BEFORE, (window(x, until // c * c, c) for x in both), strict=True))
+    before = dict(zip(BEFORE, (slice_tokens(x, until // c * c, c) for x in both), strict=True))
     left = {name: leave_grid(x, until, c) for name, x in grid.items()}
-    out = window(unfold(out, ops.shape(slots)[1]), fill, tokens)
+    out = slice_tokens(unfold(out, ops.shape(slots)[1]), fill, tokens)
     return out, {**left, **before, **cache, "position": position + valid}
 
 
