@@ -14,8 +14,8 @@ from kernels_xla.common.rotary import relative_bias
 from kernels_xla.common.spec import KernelSpec, Stream, Tensor
 from kernels_xla.flash.decode import extend, initial_state, state_bytes
 from kernels_xla.flash.first_to_all import Rows, check_first, first_tokens, softmax_of_first
-from kernels_xla.flash.inter_chunk import far
-from kernels_xla.flash.intra_chunk import local, with_previous
+from kernels_xla.flash.inter_chunk import inter_chunk_attention
+from kernels_xla.flash.intra_chunk import intra_chunk_attention, with_previous
 
 Scale = Literal["normalized", "paper_appendix"]
 
@@ -106,8 +106,8 @@ def mixed_chunk_attention(
     )
     packed = None if segment_ids is None else grid  # [b, g, c]
 
-    inside = None if quad_q is None else _near(q1, k1, values, a, b, packed, causal, scale, overlapping, offset)
-    across = None if lin_q is None else far(q2, k2, values, n, grid, packed, causal)
+    inside = None if quad_q is None else _intra_chunk(q1, k1, values, a, b, packed, causal, scale, overlapping, offset)
+    across = None if lin_q is None else inter_chunk_attention(q2, k2, values, n, grid, packed, causal)
     out = unfold(across if inside is None else inside if across is None else inside + across, n)
     if first_to_all != "none":
         taken = first_tokens(ops.arange(n, dtype="int32"), chunk_size, first_to_all, segment_ids)
@@ -125,13 +125,13 @@ def _check(quad_q, lin_q, of_first, scale):
         raise ValueError("flash: bias, overlapping and first_to_all are of the first sum: they need quad_q, got None")
 
 
-def _near(q, k, v, a, b, packed, causal, scale, overlapping, offset):
+def _intra_chunk(q, k, v, a, b, packed, causal, scale, overlapping, offset):
     """The first sum: q, k `[b, g, c, s]`, v `[b, g, c, e]` -> `[b, g, c, e]`."""
     c, key_ids = v.shape[2], packed
     if overlapping:
         k, v, key_ids = (None if x is None else with_previous(x) for x in (k, v, packed))
     at = ops.arange(k.shape[2], dtype="int32")
-    return local(q, k, v, a, b, attention_mask(packed, key_ids, at[-c:], at, causal), scale, offset)
+    return intra_chunk_attention(q, k, v, a, b, attention_mask(packed, key_ids, at[-c:], at, causal), scale, offset)
 
 
 def mixed_chunk_attention_reference(
@@ -194,10 +194,10 @@ def _flops(sizes, case):
     b, n, s, e, c = (*(sizes[axis] for axis in "bnse"), case["chunk_size"])
     inside = n // c * c * c + (n % c) ** 2  # pairs
     before = (n - min(n, c)) * c if case.get("overlapping") else 0
-    near = 0 if "quad_q" in case else ((1 if case["causal"] else 2) * inside + 2 * before) * (s + e)
+    intra = 0 if "quad_q" in case else ((1 if case["causal"] else 2) * inside + 2 * before) * (s + e)
     across = 0 if "lin_q" in case else 4 * n * s * e
     rows = {"none": 0, "cls": 1, "chunks": -(-n // c)}[case.get("first_to_all", "none")]
-    return b * (near + across + 2 * rows * n * (s + e))
+    return b * (intra + across + 2 * rows * n * (s + e))
 
 
 LOCAL_ONLY = {"lin_q": None, "lin_k": None}

@@ -20,7 +20,7 @@ from kernels_xla.common.streaming import (
     runtime_zero,
     slice_tokens,
 )
-from kernels_xla.flash.intra_chunk import factors, local, with_previous
+from kernels_xla.flash.intra_chunk import factors, intra_chunk_attention, with_previous
 
 FEW = 8  # rows; of larger batches, at most one in FEW closing a chunk close one by one, and sums are not cut in parts
 PARTS = 16  # into which the sums of few rows are cut, to be made side by side
@@ -53,9 +53,9 @@ def _open(sizes, case):
 
 
 def state_bytes(sizes, case, itemsize):
-    far = 0 if "lin_q" in case else 4 * sizes["s"] * sizes["e"]
+    inter = 0 if "lin_q" in case else 4 * sizes["s"] * sizes["e"]
     counts = 8 if case.get("overlapping") else 4
-    return sizes["b"] * (far + itemsize * math.prod(_open(sizes, case)) + counts)
+    return sizes["b"] * (inter + itemsize * math.prod(_open(sizes, case)) + counts)
 
 
 def extend(
@@ -254,25 +254,25 @@ def _extend_by_chunks(state, quad_q, lin_q, new, a, b, valid, scale, c):
     laid = on_grid(state["open"][:, -c:], new, fill, valid)
     arrived = ops.arange(ops.shape(laid)[1], dtype="int32")[None] - fill[:, None]  # [b, m]
     q1, q2 = (None if q is None else fold(gather_tokens(q, arrived), c) for q in (quad_q, lin_q))
-    near = None if q1 is None else _near(state, q1, fold(laid, c), a, b, scale)
-    far, kept = (None, {}) if q2 is None else _far(state, q2, fold(laid, c), fill, valid)
-    out = near if far is None else far if near is None else near + far
+    intra = None if q1 is None else _intra_chunk(state, q1, fold(laid, c), a, b, scale)
+    inter, kept = (None, {}) if q2 is None else _inter_chunk(state, q2, fold(laid, c), fill, valid)
+    out = near if far is None else far if near is None else intra + far
     out = slice_tokens(unfold(out, ops.shape(laid)[1]), fill, tokens)
     return out, {**kept, **_left(state, laid, fill + valid, c), "position": position + valid}
 
 
-def _near(state, q, grid, a, b, scale):
+def _intra_chunk(state, q, grid, a, b, scale):
     """The first sum, of queries `[b, g, c, s]` and what is kept of tokens, `[b, g, c, w]`: `[b, g, c, e]`."""
     c, s = q.shape[2:]
     grid = with_previous(grid, state["open"][:, :c]) if "closed" in state else grid
     at = ops.arange(grid.shape[2], dtype="int32")
     keys = 2 * s if "sum" in state else s
     seen = attention_mask(None, None, at[-c:], at, causal=True)
-    return local(q, grid[..., :s], grid[..., keys:], a, b, seen, scale, runtime_zero(state["position"]))
+    return intra_chunk_attention(q, grid[..., :s], grid[..., keys:], a, b, seen, scale, runtime_zero(state["position"]))
 
 
-def _far(state, q, grid, fill, valid):
-    """The second sum, of the same as `_near`, and the sum that is kept."""
+def _inter_chunk(state, q, grid, fill, valid):
+    """The second sum, of the same as `_intra_chunk`, and the sum that is kept."""
     (s, e), c = state["sum"].shape[1:], q.shape[2]
     chunks = ops.arange(ops.shape(grid)[1], dtype="int32")[None]  # [1, g]
     summaries = accumulate.einsum("bgjs,bgje->bgse", grid[..., -s - e : -e], grid[..., -e:])

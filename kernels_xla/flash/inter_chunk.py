@@ -8,7 +8,9 @@ from kernels_xla.common.masks import attention_mask, zero_outside
 from kernels_xla.common.spec import Tensor
 
 
-def far(q: Tensor, k: Tensor, v: Tensor, n, ids: Tensor | None, packed: Tensor | None, causal: bool) -> Tensor:
+def inter_chunk_attention(
+    q: Tensor, k: Tensor, v: Tensor, n, ids: Tensor | None, packed: Tensor | None, causal: bool
+) -> Tensor:
     """The sum over the chunks seen, each pair's product divided by the number of tokens in it.
 
     Args:

@@ -7,7 +7,7 @@ from kernels_xla.common.rotary import relative_bias
 from kernels_xla.common.spec import Tensor
 
 
-def local(
+def intra_chunk_attention(
     q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, b: Tensor | None, seen: Tensor, scale: str, offset=0
 ) -> Tensor:
     """The sum over the m keys of each chunk's window, of which the last c are its own.

@@ -13,7 +13,7 @@ from kernels_xla.common.spec import KernelSpec, Stream, Tensor
 from kernels_xla.flash import attention
 from kernels_xla.flash.attention import Scale, mixed_chunk_attention, mixed_chunk_attention_reference
 from kernels_xla.flash.weighted_decode import extend, initial_state, state_bytes
-from kernels_xla.flash.weighted_inter_chunk import far
+from kernels_xla.flash.weighted_inter_chunk import weighted_inter_chunk_attention
 
 
 def weighted_mixed_chunk_attention(
@@ -82,7 +82,7 @@ def weighted_mixed_chunk_attention(
     v = v if ids is None else zero_outside(v, (ids > 0)[..., None])
     grid = fold(ops.ones((1, n), "int32") if ids is None else ids, chunk_size)  # 0 where the last chunk is filled up
     heads = (fold(x, chunk_size) for x in (lin_q, lin_k, v, sum_q, sum_k))
-    out = inside + unfold(far(*heads, grid, segment_ids is not None, causal), n)
+    out = inside + unfold(weighted_inter_chunk_attention(*heads, grid, segment_ids is not None, causal), n)
     return out if ids is None else zero_outside(out, (ids > 0)[..., None])
 
 

@@ -17,7 +17,7 @@ from kernels_xla.common.streaming import (
     window,
 )
 from kernels_xla.flash import decode
-from kernels_xla.flash.intra_chunk import local
+from kernels_xla.flash.intra_chunk import intra_chunk_attention
 from kernels_xla.flash.weighted_inter_chunk import token_weights
 
 
@@ -143,7 +143,7 @@ def _extend_by_chunks(state, quad_q, lin_q, new, a, b, valid, scale, c):
     q_near, q_far = (fold(gather_tokens(q, arrived), c) for q in (quad_q, lin_q))
     chunks, at = fold(laid["open"], c), ops.arange(c, dtype="int32")
     k_near, k_far, v = (chunks[..., part] for part in (slice(s), slice(s, 2 * s), slice(2 * s, None)))
-    near = local(
+    intra = intra_chunk_attention(
         q_near, k_near, v, a, b, attention_mask(None, None, at, at, causal=True), scale, runtime_zero(position)
     )
 
@@ -154,8 +154,8 @@ def _extend_by_chunks(state, quad_q, lin_q, new, a, b, valid, scale, c):
     before = own[:, None] + slots[::c] // c  # [b, g]
     sums = ops.concatenate([state["sum"][:, None], _read(kept, q_mean, before + 1, c)], axis=1)  # [b, g + 1, s, e]
     mean = sums[:, :-1] / ops.cast(ops.maximum(c * before, 1), sums.dtype)[..., None, None]
-    far = ops.einsum("bgis,bgse->bgie", q_far, ops.cast(mean, q_far.dtype))
-    out = slice_tokens(unfold(near + far, ops.shape(slots)[0]), fill, tokens)
+    inter = ops.einsum("bgis,bgse->bgie", q_far, ops.cast(mean, q_far.dtype))
+    out = slice_tokens(unfold(intra + inter, ops.shape(slots)[0]), fill, tokens)
     left = {name: leave_grid(x, until, c) for name, x in laid.items()}
     total = gather_tokens(sums, (until // c)[:, None])[:, 0]
     return out, {**kept, **left, "sum": total, "closed": own + until // c, "position": position + valid}

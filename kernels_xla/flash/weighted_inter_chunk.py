@@ -12,7 +12,7 @@ from kernels_xla.common.spec import Tensor
 from kernels_xla.flash import inter_chunk
 
 
-def far(
+def weighted_inter_chunk_attention(
     q: Tensor, k: Tensor, v: Tensor, sum_q: Tensor, sum_k: Tensor, ids: Tensor, packed: bool, causal: bool
 ) -> Tensor:
     """The sum over the chunks seen, of what the documents that cross chunks have in each.
