@@ -16,12 +16,12 @@ from kernels_xla.common.streaming import (
     append,
     emptied,
     filled,
+    gather_tokens,
     leave_grid,
     on_grid,
-    rows,
     runtime_zero,
+    slice_tokens,
     when_full,
-    window,
 )
 from kernels_xla.softmax_attention import attend, softmax_attention_reference
 

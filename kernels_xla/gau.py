@@ -164,7 +164,7 @@ def precompute(state, a, b):
 def extend(
     state, q, k, v, a=None, b=None, *, valid=None, causal=True, scale="normalized", divisor="position", precomputed=None
 ):
-    """The next k tokens of each row against the cache, which must have room for them; `precomputed` is of `precompute`."""
+    """The next k tokens of each row against the cache, which must have room; `precomputed` comes from `precompute`."""
     start, new = state["position"], ops.shape(q)[1]
     cache = {name: append(state[name], x, start, valid) for name, x in (("k", k), ("v", v))}
     at = start[:, None] + ops.arange(new, dtype="int32")  # [b, k]

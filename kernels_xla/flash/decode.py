@@ -256,7 +256,7 @@ def _extend_by_chunks(state, quad_q, lin_q, new, a, b, valid, scale, c):
     q1, q2 = (None if q is None else fold(gather_tokens(q, arrived), c) for q in (quad_q, lin_q))
     intra = None if q1 is None else _intra_chunk(state, q1, fold(laid, c), a, b, scale)
     inter, kept = (None, {}) if q2 is None else _inter_chunk(state, q2, fold(laid, c), fill, valid)
-    out = near if far is None else far if near is None else intra + far
+    out = intra if inter is None else inter if intra is None else intra + inter
     out = slice_tokens(unfold(out, ops.shape(laid)[1]), fill, tokens)
     return out, {**kept, **_left(state, laid, fill + valid, c), "position": position + valid}
 

@@ -8,13 +8,13 @@ from kernels_xla.common.masks import attention_mask
 from kernels_xla.common.streaming import (
     append,
     emptied,
+    gather_tokens,
     leave_grid,
     like,
     on_grid,
-    rows,
     runtime_zero,
+    slice_tokens,
     when_full,
-    window,
 )
 from kernels_xla.flash import decode
 from kernels_xla.flash.intra_chunk import intra_chunk_attention

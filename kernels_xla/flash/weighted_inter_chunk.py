@@ -57,7 +57,7 @@ def weighted_inter_chunk_attention(
         return out
     # One that lies between others inside its chunk has no other chunk, so that its tokens weigh the same.
     inner = ops.logical_and(ids != first[..., None], ids != last[..., None])[..., None]
-    return ops.where(inner, inter_chunk.far(q, k, v, None, ids, ids, causal), out)
+    return ops.where(inner, inter_chunk.inter_chunk_attention(q, k, v, None, ids, ids, causal), out)
 
 
 def token_weights(q: Tensor, k: Tensor, count: Tensor, seen: Tensor) -> Tensor:

@@ -16,8 +16,9 @@ A mixer that can decode is the same function of a text that comes a few tokens a
 - `extend(x, state, positions=None, valid=None, precomputed=None)`: the next k >= 1 tokens, `[b, k, d]` -> `([b, k, d],
   state)`. `valid`, int32 `[b]`, counts the real tokens at the front of each row; the rest leave no trace in the state,
   and their outputs mean nothing. `positions [b, k]` go on from the state's by default.
-- In a loop over single tokens, `precompute(state)` makes what depends on weights alone, once. Given it, `extend` leaves to
-  `flush(states)`, which takes those of all layers, what few steps need: before the next token it must have been called.
+- In a loop over single tokens, `precompute(state)` computes once what depends on weights alone. With its result,
+  `extend` defers full-chunk updates to `flush(states)`, which takes the states of all layers. Call `flush` before the
+  next token.
 """
 
 from flash_tf import renamed
