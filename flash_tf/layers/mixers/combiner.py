@@ -12,7 +12,7 @@ from kernels_xla import diag_attention as diag
 from kernels_xla.combiner import axial, fixed
 from kernels_xla.common.masks import zero_outside
 from kernels_xla.common.rotary import rotary
-from kernels_xla.common.streaming import append, emptied, filled, leave_grid, on_grid, when_full, window
+from kernels_xla.common.streaming import append, emptied, filled, leave_grid, on_grid, slice_tokens, when_full
 
 OPEN = ("q", "x", "positions")  # what axial summaries are made of, besides keys and values: kept of the open chunk
 SUMS = ("k_sum", "v_sum")
@@ -200,7 +200,7 @@ class Combiner(LinearMixer):
         made = self._of_chunks(grid, slots < until[:, None])
         made = {name: zero_outside(x, (slots < (until // c * c)[:, None])[..., None, None]) for name, x in made.items()}
         state = {**state, **{n: append(state[n], x[:, :c], position - fill, fill) for n, x in made.items()}}
-        sums = {name: window(x, fill, tokens) for name, x in made.items()}
+        sums = {name: slice_tokens(x, fill, tokens) for name, x in made.items()}
         out, state = self.spec.stream.extend(state, **inputs, **sums, **self.case, valid=valid)
         return out, {**state, **{name: leave_grid(grid[name], until, c) for name in OPEN}}
 
