@@ -34,6 +34,21 @@ def compiled(function):
     return tf.function(function, jit_compile=True)
 
 
+def on_jax_compiled(function):
+    """`function` of tensors, on JAX compiled unless it is: operation by operation it would compile each one."""
+    if keras.backend.backend() != "jax":
+        return function
+    import jax
+
+    return function if isinstance(function, jax.stages.Wrapped) else jax.jit(function)
+
+
+@functools.cache
+def once(function, **case):
+    """`function` under options; on JAX compiled once for all tests, so that a patch of what it calls has no effect."""
+    return on_jax_compiled(functools.partial(function, **case))
+
+
 def value_and_gradients(function, arguments, cotangent):
     """The value of `function(**arguments)`, and its gradient for every real-valued argument.
 
@@ -48,12 +63,18 @@ def value_and_gradients(function, arguments, cotangent):
     real = {name: x for name, x in arguments.items() if keras.backend.is_float_dtype(x.dtype)}
     rest = {name: x for name, x in arguments.items() if name not in real}
     differentiate = _with_jax if keras.backend.backend() == "jax" else _with_tensorflow
+    function = on_jax_compiled(function)
     return differentiate(lambda real: function(**real, **rest), real, cotangent)
+
+
+def _under(case, function):
+    return functools.partial(function, **case) if case else function
 
 
 def call(function, case, arrays, masked=None, dtype="float32"):
     """The output, as NumPy."""
-    return to_numpy(function(**tensors(arrays, dtype), **tensors(masked or {}, dtype), **case))
+    function = on_jax_compiled(_under(case, function))
+    return to_numpy(function(**tensors(arrays, dtype), **tensors(masked or {}, dtype)))
 
 
 def differentiate(function, case, arrays, masked=None, dtype="float32"):
@@ -65,8 +86,8 @@ def differentiate(function, case, arrays, masked=None, dtype="float32"):
     b, n = next(iter(arrays.values())).shape[:2]
     real = real_tokens(masked, b, n)
     out, gradients = value_and_gradients(
-        functools.partial(function, **tensors(masked, dtype), **case),
-        tensors(arrays, dtype),
+        _under(case, function),
+        {**tensors(arrays, dtype), **tensors(masked, dtype)},
         lambda shape: at(real, np.random.default_rng(1).normal(size=shape)),
     )
     assert keras.backend.standardize_dtype(out.dtype) == dtype
@@ -78,11 +99,11 @@ def start(spec, case, b, n, dtype="float32"):
     return spec.stream.initial_state({**SIZES, "b": b, "n": n}, case, dtype)
 
 
-def extend(spec, case, state, arrays, valid=None, dtype="float32"):
-    """One step of a stream: the outputs as NumPy, and the next state."""
+def extend(function, state, arrays, valid=None, dtype="float32"):
+    """One step of a stream by its `function`: the outputs as NumPy, and the next state."""
     if valid is not None:
         valid = ops.convert_to_tensor(valid, dtype="int32")
-    out, state = spec.stream.extend(state, valid=valid, **tensors(arrays, dtype), **case)
+    out, state = function(state, valid=valid, **tensors(arrays, dtype))
     return to_numpy(out), state
 
 

@@ -10,7 +10,7 @@ from keras import ops
 from kernels_xla import gla, linear_attention, retention
 from kernels_xla.common.recurrence import doubling, entering, fitting, running
 from tests import numerics
-from tests.backends import call, compiled, differentiate, tensors, to_numpy
+from tests.backends import call, differentiate, once, tensors, to_numpy
 from tests.numerics import FLOAT32, SIZES, errors, inputs, relative_error
 from tests.oracles import ORACLES
 
@@ -21,13 +21,6 @@ each_decay = pytest.mark.parametrize("spec", DECAYS)
 CAUSAL = {"causal": True}
 ON_JAX = keras.backend.backend() == "jax"
 STRONG = 70  # tokens of texts with strong decays: in chunks of 32 a decay of e^-8 is past float32 after 12 of them
-
-
-@functools.cache
-def once(function, **case):
-    """`function` under options: on JAX compiled, once for all its tests, since there each operation would be."""
-    function = functools.partial(function, **case)
-    return compiled(function) if ON_JAX else function
 
 
 def fast(spec):

@@ -10,8 +10,8 @@ from keras import ops
 
 import kernels_xla
 from kernels_xla.common.chunking import GROUP
-from tests import numerics
-from tests.backends import call, compiled, differentiate, extend, start, tensors, to_numpy, value_and_gradients
+from tests import backends, numerics
+from tests.backends import compiled, once, start, tensors, to_numpy, value_and_gradients
 from tests.numerics import FLOAT32, SIZES, at, errors, inputs, masks, real_tokens, relative_error, rows, tokens
 from tests.oracles import ORACLES
 
@@ -28,25 +28,34 @@ def can_stream(spec, case):
     return spec.stream is not None and spec.stream.supports(case)
 
 
-def chosen(kernel, streams):
-    """The case that stands for a kernel: causal if it can be, of short chunks, with as many options as there are."""
-    found = [case for spec, case in CASES if spec.name == kernel and (not streams or can_stream(spec, case))]
-    return max(found, key=lambda case: (case.get("causal", False), -case.get("chunk_size", 0), len(case)), default=None)
+def chosen(kernel):
+    """The case that stands for a kernel: the first that is causal if one is, in short chunks if it has chunks."""
+    found = [case for spec, case in CASES if spec.name == kernel]
+    return max(found, key=lambda case: (case.get("causal", False), "chunk_size" in case, -case.get("chunk_size", 0)))
 
 
-CHOSEN = [(kernel, chosen(kernel, streams)) for kernel in kernels_xla.specs() for streams in (False, True)]
+CHOSEN = {kernel: chosen(kernel) for kernel in kernels_xla.specs()}
 
 
-def case_of(spec, case, *more, full=False):
-    """A parameter of a test: `full` unless the case stands for its kernel; on JAX, which compiles each, so are all."""
-    full = (full or keras.backend.backend() == "jax") and (spec.name, case) not in CHOSEN
-    name = "-".join([name_of(spec, case), *more])
-    return pytest.param(spec, case, *more, id=name, marks=[pytest.mark.full] if full else [])
+def layouts(spec):
+    """How `masks` may lay out the tokens of a kernel."""
+    return [layout for layout, mask in LAYOUTS.items() if mask is None or mask in spec.masks]
+
+
+def case_of(spec, case, layout=None, full=False):
+    """Parameters of a test. On JAX, which compiles each, the default tier takes one case of a kernel, in one layout."""
+    said = [] if layout is None else [layout]
+    if keras.backend.backend() == "jax":
+        full = case != CHOSEN[spec.name] or layout not in (None, layouts(spec)[-1])
+    marks = [pytest.mark.full] if full else []
+    return pytest.param(spec, case, *said, id="-".join([name_of(spec, case), *said]), marks=marks)
 
 
 def each(keep, full=False):
-    """Parametrizes a test by the kernels and cases that `keep`; `full` if the default tier takes but one of each."""
-    return pytest.mark.parametrize(("spec", "case"), [case_of(*both, full=full) for both in CASES if keep(*both)])
+    """Parametrizes a test by the kernels and cases that `keep`; if `full`, the default tier takes but one of each."""
+    kept = [(spec, case) for spec, case in CASES if keep(spec, case)]
+    found = [case_of(spec, case, full=full and case != CHOSEN[spec.name]) for spec, case in kept]
+    return pytest.mark.parametrize(("spec", "case"), found)
 
 
 def optional(spec):
@@ -68,9 +77,27 @@ each_with_optional = each(lambda spec, case: optional(spec))
 each_with_positions = each(lambda spec, case: "positions" in spec.inputs)
 
 
-def layouts(spec):
-    """How `masks` may lay out the tokens of a kernel."""
-    return [layout for layout, mask in LAYOUTS.items() if mask is None or mask in spec.masks]
+def call(function, case, *given, **options):
+    return backends.call(once(function, **case), {}, *given, **options)
+
+
+def differentiate(function, case, *given, **options):
+    return backends.differentiate(once(function, **case), {}, *given, **options)
+
+
+def extend(spec, case, *given, **options):
+    return backends.extend(once(spec.stream.extend, **case), *given, **options)
+
+
+@functools.cache
+def _exact(name, layout, dtype):
+    spec, case = next(both for both in CASES if name_of(*both) == name)
+    return differentiate(spec.reference, case, inputs(spec), masks(layout), dtype)
+
+
+def exact(spec, case, layout="whole", dtype="float64"):
+    """The output of the reference and its gradients for `inputs(spec)`, computed once."""
+    return _exact(name_of(spec, case), layout, dtype)
 
 
 def each_layout(*kept):
@@ -86,28 +113,29 @@ def test_every_kernel_has_an_oracle():
     assert kernels_xla.specs().keys() == ORACLES.keys()
 
 
+def test_the_case_that_stands_for_a_kernel_can_be_streamed_if_one_can():
+    assert {spec.name for spec, case in CASES if can_stream(spec, case)} == {
+        name for name, spec in kernels_xla.specs().items() if can_stream(spec, CHOSEN[name])
+    }
+
+
 @every_layout
 def test_the_reference_equals_the_oracle(spec, case, layout):
     arrays, masked = inputs(spec), masks(layout)
-    got = at(real_tokens(masked), call(spec.reference, case, arrays, masked, "float64"))
-    assert (
-        relative_error(got, ORACLES[spec.name](**arrays, **masked, **case))
-        < numerics.REFERENCE[keras.backend.backend()]
-    )
+    got, want = exact(spec, case, layout)["out"], ORACLES[spec.name](**arrays, **masked, **case)
+    assert relative_error(got, want) < numerics.REFERENCE[keras.backend.backend()]
 
 
 @every_layout
 def test_the_inputs_leave_no_output_and_no_gradient_dead(spec, case, layout):
-    want = differentiate(spec.reference, case, inputs(spec), masks(layout), "float64")
+    want = exact(spec, case, layout)
     alive = {name: np.count_nonzero(x) / x.size for name, x in want.items()}
     assert min(alive.values()) > numerics.ALIVE, alive
 
 
 @every_layout
 def test_fast_equals_the_reference_in_value_and_every_gradient(spec, case, layout):
-    arrays, masked = inputs(spec), masks(layout)
-    got = differentiate(spec.fast, case, arrays, masked)
-    found = errors(got, differentiate(spec.reference, case, arrays, masked, "float64"))
+    found = errors(differentiate(spec.fast, case, inputs(spec), masks(layout)), exact(spec, case, layout))
     assert max(found.values()) < FLOAT32, found
 
 
@@ -133,10 +161,9 @@ def test_fast_equals_the_reference_over_more_than_one_group_of_chunks(spec, case
 
 @every_kernel
 def test_bfloat16_loses_at_most_twice_what_the_reference_loses(spec, case):
-    arrays = inputs(spec)
-    exact = differentiate(spec.reference, case, arrays, dtype="float64")
-    lost = errors(differentiate(spec.fast, case, arrays, dtype="bfloat16"), exact)
-    unavoidable = errors(differentiate(spec.reference, case, arrays, dtype="bfloat16"), exact)
+    want = exact(spec, case)
+    lost = errors(differentiate(spec.fast, case, inputs(spec), dtype="bfloat16"), want)
+    unavoidable = errors(exact(spec, case, dtype="bfloat16"), want)
     # Over all of them, because the reference may be lucky with the few numbers of one parameter's gradient.
     total, bound = (
         np.linalg.norm(list(lost.values())),
@@ -156,9 +183,8 @@ def test_far_positions_cost_bfloat16_only_the_rounding_of_the_result(spec, case)
 @pytest.mark.one_backend
 @one_case
 def test_xla_compiles_to_the_same_value_and_gradients(spec, case):
-    arrays, masked = inputs(spec), masks(layouts(spec)[-1])
-    got = differentiate(compiled(functools.partial(spec.fast, **case)), {}, arrays, masked)
-    found = errors(got, differentiate(spec.reference, case, arrays, masked, "float64"))
+    layout, whole = layouts(spec)[-1], compiled(functools.partial(spec.fast, **case))
+    found = errors(backends.differentiate(whole, {}, inputs(spec), masks(layout)), exact(spec, case, layout))
     assert max(found.values()) < FLOAT32, found
 
 
@@ -168,7 +194,7 @@ def test_no_output_has_a_gradient_from_a_later_token(spec, case):
     # The batch is one text n times over. Row i differentiates token i alone, so its gradient is row i of the Jacobian.
     arrays = rows(spec, inputs(spec, b=1), [0] * N)
     _, gradients = value_and_gradients(
-        functools.partial(spec.fast, **case),
+        once(spec.fast, **case),
         tensors(arrays, "float32"),
         lambda shape: at(np.eye(N, dtype=bool), np.random.default_rng(1).normal(size=shape)),
     )
@@ -229,8 +255,8 @@ def test_a_row_of_padding_gives_zeros_and_finite_gradients(spec, case):
     arrays, mask = inputs(spec), np.stack([np.zeros(N, bool), np.arange(N) >= 5])
     out = call(spec.fast, case, arrays, {"padding_mask": mask})
     assert not out[0].any() and np.isfinite(out).all()
-    function = functools.partial(spec.fast, padding_mask=ops.convert_to_tensor(mask), **case)
-    _, gradients = value_and_gradients(function, tensors(arrays, "float32"), np.ones)
+    given = tensors({**arrays, "padding_mask": mask}, "float32")
+    _, gradients = value_and_gradients(once(spec.fast, **case), given, np.ones)
     assert all(np.isfinite(to_numpy(x)).all() for x in gradients.values())
 
 
@@ -252,22 +278,21 @@ def test_packed_documents_equal_themselves_alone(spec, case):
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.full)])
 def test_a_stream_in_random_pieces_equals_the_whole(spec, case, dtype):
     arrays = inputs(spec)
-    exact = call(spec.reference, case, arrays, dtype="float64")
-    bound = FLOAT32
+    want, bound = exact(spec, case)["out"], FLOAT32
     if dtype == "bfloat16":
-        bound = numerics.BFLOAT16_FACTOR * relative_error(call(spec.reference, case, arrays, dtype=dtype), exact)
+        bound = numerics.BFLOAT16_FACTOR * relative_error(exact(spec, case, dtype=dtype)["out"], want)
     for seed in range(2):
         state, outs = start(spec, case, B, N, dtype), []
         for first, last in numerics.random_pieces(seed):
             out, state = extend(spec, case, state, tokens(spec, arrays, first, last), dtype=dtype)
             outs.append(out)
-        assert relative_error(np.concatenate(outs, axis=1), exact) < bound, seed
+        assert relative_error(np.concatenate(outs, axis=1), want) < bound, seed
 
 
 @each_stream
 def test_rows_of_a_stream_take_different_numbers_of_tokens(spec, case):
     arrays, rng = inputs(spec), np.random.default_rng(3)
-    want = call(spec.reference, case, arrays, dtype="float64")
+    want = exact(spec, case)["out"]
     state, filled = start(spec, case, B, N), np.zeros(B, int)
     for k in (5, 1, 19, 1, 5, 19, 5, 1):
         valid = np.minimum(rng.integers(0, k + 1, B), N - filled)
@@ -304,7 +329,7 @@ def test_rows_of_a_stream_can_be_gathered_and_go_on(spec, case):
     _, state = extend(spec, case, start(spec, case, B, N), tokens(spec, arrays, 0, 19))
     beam = {name: ops.take(x, order, axis=0) for name, x in state.items()}
     got, _ = extend(spec, case, beam, tokens(spec, rows(spec, arrays, order), 19, 24))
-    assert relative_error(got, call(spec.reference, case, arrays, dtype="float64")[order, 19:24]) < FLOAT32
+    assert relative_error(got, exact(spec, case)["out"][order, 19:24]) < FLOAT32
 
 
 @pytest.mark.one_backend
