@@ -4,9 +4,15 @@ import functools
 
 import keras
 import numpy as np
+import pytest
 from keras import ops
 
 from tests.numerics import SIZES, at, real_tokens
+
+
+def full_on_jax(test):
+    """Marks a test as `full` on JAX alone, for which it says little more than it says on TensorFlow."""
+    return pytest.mark.full(test) if keras.backend.backend() == "jax" else test
 
 
 def tensors(arrays, dtype):

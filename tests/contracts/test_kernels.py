@@ -11,7 +11,7 @@ from keras import ops
 import kernels_xla
 from kernels_xla.common.chunking import GROUP
 from tests import backends, numerics
-from tests.backends import compiled, once, start, tensors, to_numpy, value_and_gradients
+from tests.backends import compiled, full_on_jax, once, start, tensors, to_numpy, value_and_gradients
 from tests.numerics import FLOAT32, SIZES, at, errors, inputs, masks, real_tokens, relative_error, rows, tokens
 from tests.oracles import ORACLES
 
@@ -149,6 +149,7 @@ def test_fast_equals_the_oracle_at_any_length(spec, case):
         assert error < FLOAT32, f"n={n}: {error}"
 
 
+@full_on_jax
 @each_chunked
 @pytest.mark.parametrize("ends", [pytest.param(0, id="whole", marks=pytest.mark.full), pytest.param(-1, id="masked")])
 def test_fast_equals_the_reference_over_more_than_one_group_of_chunks(spec, case, ends):
@@ -159,6 +160,7 @@ def test_fast_equals_the_reference_over_more_than_one_group_of_chunks(spec, case
     assert max(found.values()) < FLOAT32, found
 
 
+@full_on_jax
 @every_kernel
 def test_bfloat16_loses_at_most_twice_what_the_reference_loses(spec, case):
     want = exact(spec, case)

@@ -11,7 +11,7 @@ from flash_tf.layers import ResidualBlock
 from flash_tf.layers.feedforward import FEEDFORWARDS
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.models import MODELS
-from tests.backends import compiled, tensors, to_numpy, value_and_gradients
+from tests.backends import compiled, full_on_jax, on_jax_compiled, tensors, to_numpy, value_and_gradients
 from tests.numerics import (
     ALIVE_GRADIENT,
     ALIVE_OUTPUT,
@@ -160,7 +160,7 @@ def rms(x):
 
 
 def outputs(layer, x, **masked):
-    return to_numpy(layer(tensors({"x": x}, "float32")["x"], **tensors(masked, "float32")))
+    return to_numpy(on_jax_compiled(layer.__call__)(tensors({"x": x}, "float32")["x"], **tensors(masked, "float32")))
 
 
 @pytest.mark.one_backend
@@ -226,6 +226,7 @@ def test_the_dtype_policy_decides_the_dtypes_of_weights_and_output(cls, policy):
     assert relative_error(to_numpy(out), want) < BFLOAT16_LAYER
 
 
+@full_on_jax
 @each_plain_layer
 @pytest.mark.parametrize(
     "around",
