@@ -1,6 +1,9 @@
 """What `import flash_tf as ft` gives."""
 
+import importlib
+import inspect
 import os
+import pkgutil
 import subprocess
 import sys
 
@@ -9,6 +12,7 @@ import numpy as np
 import pytest
 
 import flash_tf as ft
+import flash_tf.generation
 from flash_tf.layers.feedforward import FEEDFORWARDS
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.models.language_model import LanguageModel
@@ -49,6 +53,35 @@ def test_each_namespace_lists_what_is_public_and_nothing_else():
     assert all(issubclass(getattr(ft.layers, name), keras.layers.Layer) for name in dir(ft.layers))
     with pytest.raises(AttributeError, match="no attribute 'layer'; it has __version__, layers, load"):
         ft.layer  # noqa: B018
+
+
+def functions():
+    """Every public function and method of the modules behind the API, by name."""
+    for package in (ft.layers, ft.models, flash_tf.generation):
+        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            module = importlib.import_module(found.name)
+            for scope in (module, *filter(inspect.isclass, vars(module).values())):
+                for name, member in vars(scope).items():
+                    function = getattr(member, "fget", getattr(member, "__func__", member))
+                    public = name == "__call__" or not name.startswith("_")
+                    if public and inspect.isfunction(function) and function.__module__ == found.name:
+                        yield f"{found.name}.{function.__qualname__}", function
+
+
+def untyped(function):
+    """The parameters without a type, `self` and options passed on apart, and `return`."""
+    signature = inspect.signature(function)
+    named = [p for p in signature.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    missing = [p.name for p in named if p.annotation is p.empty and p.name not in ("self", "cls")]
+    return missing + ["return"] * (signature.return_annotation is signature.empty)
+
+
+def test_every_call_and_public_function_is_typed():
+    found = dict(functions())
+    assert len(found) > 200
+    known = {"flash_tf.layers.mixers.flash.MixedChunkAttention.call", "flash_tf.models.causal_lm.CausalLM.stream"}
+    assert known < set(found)
+    assert {name: missing for name, function in found.items() if (missing := untyped(function))} == {}
 
 
 def test_every_mixer_and_feedforward_is_a_public_layer():
