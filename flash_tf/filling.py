@@ -1,11 +1,13 @@
 """Filling masks in a sentence."""
 
+from typing import Any
+
 import keras
 import numpy as np
 
 
 def fill_mask(
-    model: keras.Model, tokenizer, text: str, *, top_k: int = 5, max_tokens: int | None = None
+    model: keras.Model, tokenizer: Any, text: str, *, top_k: int = 5, max_tokens: int | None = None
 ) -> list[list[dict]]:
     """The likeliest tokens at each `<mask>` of a text.
 

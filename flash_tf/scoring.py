@@ -51,7 +51,7 @@ class _Reader:
         self._block = BLOCK if window is None else min(BLOCK, window)
         self._program = None
 
-    def log_likelihood(self, ids):
+    def log_likelihood(self, ids: np.ndarray) -> float:
         """Of all tokens but the first."""
         total, state, read = 0.0, None, 0
         for start in range(0, len(ids) - 1, self._block):

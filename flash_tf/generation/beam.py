@@ -1,10 +1,13 @@
 """Beam search: several continuations of each text side by side, of which the likeliest stay."""
 
 import dataclasses
+from collections.abc import Sequence
 
+import keras
 from keras import ops
 
 from flash_tf.generation.decoding import cast_weights, is_one_of, next_logits
+from kernels_xla.common.spec import Tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +32,9 @@ class BeamSearch:
         if self.width < 1:
             raise ValueError(f"a beam's width must be 1 or more, got {self.width}")
 
-    def __call__(self, model, logits, state: dict, steps: int, stop_tokens=()):
+    def __call__(
+        self, model: keras.Model, logits: Tensor, state: dict, steps: int, stop_tokens: Sequence[int] = ()
+    ) -> Tensor:
         """Continues each row.
 
         Args:

@@ -1,15 +1,26 @@
 """One token after the other, as a loop that compiles whole."""
 
+from collections.abc import Callable, Sequence
+
 import keras
 from keras import ops
 
+from kernels_xla.common.spec import Tensor
 
-def greedy(model: keras.Model, tokens, state: dict, steps: int):
+
+def greedy(model: keras.Model, tokens: Tensor, state: dict, steps: int) -> tuple[Tensor, dict]:
     """The likeliest continuation, token by token; see `decode`."""
     return decode(model, tokens, state, steps, lambda logits, step: ops.argmax(logits, axis=-1))
 
 
-def decode(model: keras.Model, tokens, state: dict, steps: int, choose, stop_tokens=()):
+def decode(
+    model: keras.Model,
+    tokens: Tensor,
+    state: dict,
+    steps: int,
+    choose: Callable[[Tensor, Tensor], Tensor],
+    stop_tokens: Sequence[int] = (),
+) -> tuple[Tensor, dict]:
     """Chooses `steps` tokens, each after reading the one before.
 
     Compiled by XLA, a step reads each weight and the state once, and writes what is new in the state in place. What no
@@ -57,7 +68,14 @@ def decode(model: keras.Model, tokens, state: dict, steps: int, choose, stop_tok
     return chosen, model.flush(state)
 
 
-def continuation(model: keras.Model, logits, state: dict, steps: int, choose, stop_tokens=()):
+def continuation(
+    model: keras.Model,
+    logits: Tensor,
+    state: dict,
+    steps: int,
+    choose: Callable[[Tensor, Tensor], Tensor],
+    stop_tokens: Sequence[int] = (),
+) -> Tensor:
     """Chooses `steps` tokens, int32 `[b, steps]`, the first by `logits [b, V]` and the others as `decode` does."""
     first = ops.cast(choose(logits, 0), "int32")
     if steps == 1:
@@ -66,7 +84,7 @@ def continuation(model: keras.Model, logits, state: dict, steps: int, choose, st
     return ops.concatenate([first[:, None], rest], axis=1)
 
 
-def is_one_of(tokens, stop_tokens):
+def is_one_of(tokens: Tensor, stop_tokens: Sequence[int]) -> Tensor:
     """Whether each token is among some ids."""
     found = [tokens == stop for stop in stop_tokens]
     return ops.any(ops.stack(found), axis=0) if found else tokens < 0
@@ -86,7 +104,7 @@ def cast_weights(model: keras.Model, state: dict) -> dict:
         return {"weights": weights, "precomputed": model.precompute(state)}
 
 
-def next_logits(model: keras.Model, held: dict, tokens, state: dict):
+def next_logits(model: keras.Model, held: dict, tokens: Tensor, state: dict) -> tuple[Tensor, dict]:
     """Reads one token `[b]` of each row -> logits `[b, V]` and the state, to be closed before its next use.
 
     Args:

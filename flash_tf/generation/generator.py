@@ -1,7 +1,7 @@
 """Prompts in, continuations out: left-aligned batches, compiled once for each size."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import keras
 import numpy as np
@@ -49,7 +49,7 @@ class Generator:
         self,
         prompts: Sequence[Sequence[int]],
         max_new_tokens: int = 64,
-        sampler: str | Sampler = "greedy",
+        sampler: str | Sampler | BeamSearch = "greedy",
         seed: int = 0,
         stop_tokens: Sequence[int] = (),
     ) -> Iterator[list[int | None]]:
@@ -142,7 +142,7 @@ class Generator:
         return self._programs[key](*arguments)
 
 
-def compiled(function, *arguments):
+def compiled(function: Callable, *arguments) -> Callable:
     """`function` as one program for such arguments: a graph of TensorFlow's, by XLA on a GPU; as it is elsewhere."""
     if keras.backend.backend() != "tensorflow":
         return function

@@ -5,6 +5,7 @@ import dataclasses
 from keras import ops
 
 from kernels_xla.common.accumulate import sum_dtype
+from kernels_xla.common.spec import Tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Sampler:
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}")
 
-    def __call__(self, logits, draws):
+    def __call__(self, logits: Tensor, draws: Tensor) -> Tensor:
         """Logits `[b, V]` and a uniform number in [0, 1) for each row, `[b]` -> tokens, int32 `[b]`."""
         if self.temperature == 0 or self.top_k == 1:
             return ops.cast(ops.argmax(logits, axis=-1), "int32")

@@ -1,8 +1,11 @@
 """What mixers share that read the whole text, unless they have a causal form."""
 
+from typing import Any
+
 from keras import ops
 
 from flash_tf.layers.linear_mixer import LinearMixer
+from kernels_xla.common.spec import Tensor
 
 
 class BidirectionalMixer(LinearMixer):
@@ -35,19 +38,26 @@ class BidirectionalMixer(LinearMixer):
             self.seed = seed
         self.causal, self.supports_masking = causal, True
 
-    def build(self, x_shape):
+    def build(self, x_shape: tuple) -> None:
         self.build_heads(x_shape, multiple=1)
         self.built = True
 
     @property
-    def case(self):
+    def case(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.spec.timed}
 
-    def sizes(self, b=1, n=None):
+    def sizes(self, b: int = 1, n: int | None = None) -> dict[str, int]:
         s = self.width // self.heads
         return {"b": b, "n": n, "h": self.heads, "s": s, "e": s}
 
-    def call(self, x, padding_mask=None, segment_ids=None, positions=None, training=None):
+    def call(
+        self,
+        x: Tensor,
+        padding_mask: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+        positions: Tensor | None = None,
+        training: bool | None = None,
+    ) -> Tensor:
         masks = {"padding_mask": padding_mask}
         if segment_ids is not None:
             if not (self.packs or self.causal):
@@ -58,14 +68,14 @@ class BidirectionalMixer(LinearMixer):
         inputs, rest = self.enter(x, positions)
         return self.leave(self.spec.fast(**inputs, **self.case, **masks), rest)
 
-    def enter(self, x, positions):
+    def enter(self, x: Tensor, positions: Tensor | None) -> tuple[dict[str, Tensor], list[Tensor]]:
         q, k, v = self.heads_of(x)
         return {"q": q, "k": k, "v": v}, []
 
-    def leave(self, out, rest):
+    def leave(self, out: Tensor, rest: list[Tensor]) -> Tensor:
         return self.out_projection(ops.reshape(out, (*ops.shape(out)[:2], self.width)))
 
-    def projection_flops(self):
+    def projection_flops(self) -> int:
         return 8 * self.width**2
 
     def seen(self, n: int) -> int:

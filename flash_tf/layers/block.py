@@ -1,6 +1,7 @@
 """Pre-norm residual block around any layer."""
 
 import functools
+from typing import Any, Self
 
 import keras
 
@@ -8,6 +9,7 @@ from flash_tf.layers.remat import remat
 from flash_tf.layers.scale_norm import ScaleNorm
 from flash_tf.layers.simple_rms_norm import SimpleRMSNorm
 from flash_tf.layers.streaming import normalized
+from kernels_xla.common.spec import State, Tensor
 
 EPSILON = 1e-5  # of the papers
 NORMS = {
@@ -70,36 +72,51 @@ class ResidualBlock(keras.layers.Layer):
         self.dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy, name="dropout")
         self.supports_masking = True
 
-    def build(self, x_shape):
+    def build(self, x_shape: tuple) -> None:
         self.norm.build(x_shape)
         if not self.inner.built:  # a layer that was read from a file comes built
             self.inner.build(x_shape)
         self.built = True
 
-    def compute_output_shape(self, x_shape):
+    def compute_output_shape(self, x_shape: tuple) -> tuple:
         return x_shape  # Keras on JAX finds none by tracing where the length is unknown
 
-    def call(self, x, padding_mask=None, segment_ids=None, positions=None, prefix_mask=None, training=None):
+    def call(
+        self,
+        x: Tensor,
+        padding_mask: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+        positions: Tensor | None = None,
+        prefix_mask: Tensor | None = None,
+        training: bool | None = None,
+    ) -> Tensor:
         given = {"padding_mask": padding_mask, "segment_ids": segment_ids, "positions": positions}
         given |= {} if prefix_mask is None else {"prefix_mask": prefix_mask}
         branch = lambda x: self.inner(self.norm(x), **given, training=training)  # noqa: E731
         return x + self.dropout(remat(branch)(x) if self.remat and training else branch(x), training=training)
 
-    def initial_state(self, batch, capacity=None, dtype=None):
+    def initial_state(self, batch: int, capacity: int | None = None, dtype: str | None = None) -> State:
         """State of `inner` before the first token; empty if it sees each token alone. See `flash_tf.layers.mixers`."""
         return self.inner.initial_state(batch, capacity, dtype) if hasattr(self.inner, "initial_state") else {}
 
-    def extend(self, x, state, positions=None, valid=None, precomputed=None):
+    def extend(
+        self,
+        x: Tensor,
+        state: State,
+        positions: Tensor | None = None,
+        valid: Tensor | None = None,
+        precomputed: dict | None = None,
+    ) -> tuple[Tensor, State]:
         """The next tokens of each row, `[b, k, d]` -> `([b, k, d], state)`; see `flash_tf.layers.mixers`."""
         if not hasattr(self.inner, "extend"):
             return x + self.inner(normalized(self.norm, x)), state
         y, state = self.inner.extend(normalized(self.norm, x), state, positions, valid, precomputed)
         return x + y, state
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         own = {"norm": self.kind, "dropout": self.rate, "remat": self.remat}
         return {**super().get_config(), "inner": keras.saving.serialize_keras_object(self.inner), **own}
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, Any]) -> Self:
         return cls(keras.saving.deserialize_keras_object(config.pop("inner")), **config)

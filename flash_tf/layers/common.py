@@ -2,11 +2,13 @@
 
 import inspect
 import itertools
+from collections.abc import Callable
 
 import keras
 from keras import ops
 
 from kernels_xla.common.accelerator import on_tpu
+from kernels_xla.common.spec import Tensor
 
 
 def normal() -> keras.initializers.Initializer:
@@ -21,7 +23,13 @@ def projection(layer: keras.layers.Layer, width: int, name: str, use_bias: bool 
     )
 
 
-def parts_of(dense: keras.layers.Dense, x, widths: list, activation=keras.activations.linear, rows=None) -> list:
+def parts_of(
+    dense: keras.layers.Dense,
+    x: Tensor,
+    widths: list,
+    activation: Callable[[Tensor], Tensor] = keras.activations.linear,
+    rows: list | None = None,
+) -> list:
     """The activation of the product of `x` with one kernel, cut into parts of `widths`.
 
     On a GPU one wide product is the faster, and one wide activation: its gradient is one pass. A TPU would copy the

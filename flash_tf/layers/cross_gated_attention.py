@@ -1,10 +1,13 @@
 """The gated attention unit as cross-attention: queries of one text, keys and values of another."""
 
+from typing import Any
+
 import keras
 from keras import ops
 
 from flash_tf.layers.common import options, parts_of, projection
 from flash_tf.layers.offset_scale import OffsetScale
+from kernels_xla.common.spec import Tensor
 from kernels_xla.gau_cross import gau_cross_attention
 
 
@@ -44,7 +47,7 @@ class CrossGatedAttention(keras.layers.Layer):
             raise ValueError(f"CrossGatedAttention needs key_dim and expansion >= 1, got {key_dim} and {expansion}")
         self.key_dim, self.expansion = key_dim, expansion
 
-    def build(self, x_shape, memory_shape):
+    def build(self, x_shape: tuple, memory_shape: tuple) -> None:
         self.width, inner = x_shape[-1], self.expansion * x_shape[-1]
         self.query_projection = projection(self, inner + self.key_dim, "query_projection")
         self.memory_projection = projection(self, inner + self.key_dim, "memory_projection")
@@ -58,7 +61,14 @@ class CrossGatedAttention(keras.layers.Layer):
         self.key_scale.build((*memory_shape[:-1], self.key_dim))
         self.built = True
 
-    def call(self, x, memory, padding_mask=None, memory_mask=None, training=None):
+    def call(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        padding_mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        training: bool | None = None,
+    ) -> Tensor:
         widths = [self.expansion * self.width, self.key_dim]
         u, z = parts_of(self.query_projection, x, widths, ops.silu)
         v, z_memory = parts_of(self.memory_projection, memory, widths, ops.silu)
@@ -67,9 +77,9 @@ class CrossGatedAttention(keras.layers.Layer):
         attended = gau_cross_attention(*one_head, padding_mask=padding_mask, memory_mask=memory_mask)
         return self.out_projection(u * attended[:, :, 0])
 
-    def compute_output_shape(self, x_shape, memory_shape):
+    def compute_output_shape(self, x_shape: tuple, memory_shape: tuple) -> tuple:
         del memory_shape
         return x_shape  # known without a trace, which an unknown length would stop on JAX
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), **options(self)}

@@ -1,10 +1,13 @@
 """What a mixer around one kernel knows by the kernel alone: its cost, its state, and whether it can stream."""
 
+from typing import Any, Self
+
 import keras
 
 from flash_tf import renamed
 from flash_tf.layers.common import options
 from flash_tf.layers.streaming import check_capacity, check_streams
+from kernels_xla.common.spec import KernelSpec, State
 
 
 class KernelMixer(keras.layers.Layer):
@@ -19,7 +22,7 @@ class KernelMixer(keras.layers.Layer):
     gated_unit = False  # whether it contains a feed-forward part, so that a block needs no other
 
     @property
-    def spec(self):
+    def spec(self) -> KernelSpec:
         """The `SPEC` of the kernel."""
         raise NotImplementedError
 
@@ -47,24 +50,24 @@ class KernelMixer(keras.layers.Layer):
         """Why it cannot stream, or None."""
         return None if self.causal else "it reads later tokens, being not causal"
 
-    def initial_state(self, batch, capacity=None, dtype=None):
+    def initial_state(self, batch: int, capacity: int | None = None, dtype: str | None = None) -> State:
         """What the kernel's stream starts from; see `flash_tf.layers.mixers`. Tokens past a `capacity` are not kept."""
         check_streams(self, self.obstacle)
         check_capacity(self, capacity)
         return self.spec.stream.initial_state(self.sizes(batch, capacity), self.case, dtype or self.compute_dtype)
 
-    def precompute(self, state):
+    def precompute(self, state: State) -> dict:
         return {}  # nothing depends on weights alone
 
-    def flush(self, states):
+    def flush(self, states: list[State]) -> list[State]:
         return states  # nothing is put off
 
-    def compute_output_shape(self, x_shape):
+    def compute_output_shape(self, x_shape: tuple) -> tuple:
         return x_shape  # known without a trace, which an unknown length would stop on JAX
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), **options(self)}
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, Any]) -> Self:
         return cls(**renamed.options(config))

@@ -7,6 +7,7 @@ from flash_tf.layers.kernel_mixer import KernelMixer
 from flash_tf.layers.lrpe import LRPE
 from flash_tf.layers.positions import token_positions
 from flash_tf.layers.streaming import check_streams, next_positions
+from kernels_xla.common.spec import State, Tensor
 
 
 class LinearMixer(KernelMixer):
@@ -15,28 +16,35 @@ class LinearMixer(KernelMixer):
     A subclass has `heads` and, once it is built, `width`; and it implements `enter` and `leave`.
     """
 
-    def enter(self, x, positions) -> tuple[dict, list]:
+    def enter(self, x: Tensor, positions: Tensor) -> tuple[dict, list]:
         """`[b, n, d]` -> what the kernel takes, by name, and what `leave` takes beside what it puts out."""
         raise NotImplementedError
 
-    def leave(self, out, rest: list):
+    def leave(self, out: Tensor, rest: list) -> Tensor:
         """What the kernel puts out, `[b, n, h, e]` -> `[b, n, d]`."""
         raise NotImplementedError
 
-    def call(self, x, padding_mask=None, segment_ids=None, positions=None, training=None):
+    def call(
+        self,
+        x: Tensor,
+        padding_mask: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+        positions: Tensor | None = None,
+        training: bool | None = None,
+    ) -> Tensor:
         positions = token_positions(x, segment_ids) if positions is None else positions
         inputs, rest = self.enter(x, positions)
         out = self.spec.fast(**inputs, **self.case, padding_mask=padding_mask, segment_ids=segment_ids)
         return self.leave(out, rest)
 
-    def check_heads(self, x_shape, multiple: int = 1) -> None:
+    def check_heads(self, x_shape: tuple, multiple: int = 1) -> None:
         """Keeps the width, and raises a ValueError unless the heads divide it into multiples of `multiple`."""
         self.width, name = x_shape[-1], type(self).__name__
         if self.width % (multiple * self.heads):
             parts = "" if multiple == 1 else f" into multiples of {multiple}"
             raise ValueError(f"{name}: heads must divide the width{parts}, got heads {self.heads}, width {self.width}")
 
-    def build_heads(self, x_shape, multiple: int, use_bias: bool = True) -> None:
+    def build_heads(self, x_shape: tuple, multiple: int, use_bias: bool = True) -> None:
         """The projections of queries, keys and values in one, and of the output; and `turn`, where there is `lrpe`."""
         self.check_heads(x_shape, multiple)
         self.in_projection = projection(self, 3 * self.width, "in_projection", use_bias)
@@ -47,15 +55,22 @@ class LinearMixer(KernelMixer):
             self.turn = LRPE(name="lrpe", dtype=self.dtype_policy)
             self.turn.build((*x_shape[:-1], self.heads, self.width // self.heads))
 
-    def heads_of(self, x) -> list:
+    def heads_of(self, x: Tensor) -> list:
         """`[b, n, d]` -> q, k and v, `[b, n, h, s]`, by what `build_heads` built."""
         return [self.split(part) for part in parts_of(self.in_projection, x, [self.width] * 3)]
 
-    def split(self, x):
+    def split(self, x: Tensor) -> Tensor:
         """`[b, n, h s]` -> `[b, n, h, s]`."""
         return ops.reshape(x, (*ops.shape(x)[:2], self.heads, x.shape[-1] // self.heads))
 
-    def extend(self, x, state, positions=None, valid=None, precomputed=None):
+    def extend(
+        self,
+        x: Tensor,
+        state: State,
+        positions: Tensor | None = None,
+        valid: Tensor | None = None,
+        precomputed: dict | None = None,
+    ) -> tuple[Tensor, State]:
         """The next tokens of each row; see `flash_tf.layers.mixers`."""
         check_streams(self, self.obstacle)
         positions = next_positions(state["position"], ops.shape(x)[1]) if positions is None else positions

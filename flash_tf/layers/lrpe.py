@@ -7,6 +7,7 @@ from keras import ops
 from flash_tf.layers.positions import token_positions
 from kernels_xla.common.accumulate import sum_dtype
 from kernels_xla.common.rotary import rotate
+from kernels_xla.common.spec import Tensor
 
 
 @keras.saving.register_keras_serializable("flash_tf")
@@ -40,7 +41,7 @@ class LRPE(keras.layers.Layer):
         super().__init__(**kwargs)
         self.supports_masking = True
 
-    def build(self, x_shape):
+    def build(self, x_shape: tuple) -> None:
         s = x_shape[-1]
         if s % 2:
             raise ValueError(f"LRPE needs heads of even width, got {s}")
@@ -50,7 +51,7 @@ class LRPE(keras.layers.Layer):
         self.direction = drawn / np.linalg.norm(drawn)
         self.built = True
 
-    def call(self, x, positions=None):
+    def call(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         positions, dtype = token_positions(x) if positions is None else positions, sum_dtype(x)
         angles = ops.expand_dims(ops.cast(positions, dtype), -1) * ops.cast(self.theta, dtype)  # [b, n, s / 2]
         cos, sin = (ops.expand_dims(table, 2) for table in (ops.cos(angles), ops.sin(angles)))

@@ -1,9 +1,12 @@
 """OffsetScale: several heads from one shared representation, each by a scale and an offset."""
 
+from typing import Any
+
 import keras
 from keras import ops
 
 from flash_tf.layers.common import normal, options
+from kernels_xla.common.spec import Tensor
 
 
 @keras.saving.register_keras_serializable("flash_tf")
@@ -37,7 +40,7 @@ class OffsetScale(keras.layers.Layer):
         self.heads, self.gamma = list(heads), gamma
         self.supports_masking = True
 
-    def build(self, z_shape):
+    def build(self, z_shape: tuple) -> None:
         initializer = "ones" if self.gamma == "ones" else normal()
         weight = lambda kind, head, start: self.add_weight(  # noqa: E731
             name=f"{kind}_{head}", shape=(z_shape[-1],), initializer=start
@@ -46,9 +49,9 @@ class OffsetScale(keras.layers.Layer):
         self.offsets = [weight("beta", head, "zeros") for head in self.heads]
         self.built = True
 
-    def call(self, z):
+    def call(self, z: Tensor) -> Tensor:
         scaled = zip(self.heads, self.scales, self.offsets, strict=True)
         return {head: z * ops.cast(gamma, z.dtype) + ops.cast(beta, z.dtype) for head, gamma, beta in scaled}
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), **options(self)}

@@ -2,8 +2,10 @@
 
 from keras import ops
 
+from kernels_xla.common.spec import Tensor
 
-def token_positions(x, segment_ids=None):
+
+def token_positions(x: Tensor, segment_ids: Tensor | None = None) -> Tensor:
     """Positions int32 `[1, n]`, or `[b, n]` if packed: each token's distance from the start of its document.
 
     Args:
@@ -19,7 +21,7 @@ def token_positions(x, segment_ids=None):
     return at - _running_maximum(ops.where(starts, at, 0))
 
 
-def runtime_zero(x):
+def runtime_zero(x: Tensor) -> Tensor:
     """A zero that no compiler can know before the program runs: the first number of `x`, if that were negative.
 
     Tables of sines and cosines over positions that a compiler knows are stored in the exported program, at every use.

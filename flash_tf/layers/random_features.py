@@ -1,10 +1,13 @@
 """FAVOR+'s random features, with the directions that they are of."""
 
+from typing import Any
+
 import keras
 import numpy as np
 from keras import ops
 
 from kernels_xla.common.random_features import random_features
+from kernels_xla.common.spec import Tensor
 
 
 @keras.saving.register_keras_serializable("flash_tf")
@@ -39,7 +42,7 @@ class RandomFeatures(keras.layers.Layer):
             raise ValueError(f"RandomFeatures needs count >= 1, got {count}")
         self.count, self.supports_masking = count, True
 
-    def build(self, x_shape):
+    def build(self, x_shape: tuple) -> None:
         if self.compute_dtype == "float16":
             raise ValueError("RandomFeatures needs the range of bfloat16 or float32, got float16")
         start = lambda shape, dtype: ops.cast(orthogonal_normal(*shape), dtype)  # noqa: E731
@@ -47,13 +50,13 @@ class RandomFeatures(keras.layers.Layer):
         self.directions = self.add_weight(name="directions", shape=shape, initializer=start, trainable=False)
         self.built = True
 
-    def call(self, x, query=False):
+    def call(self, x: Tensor, query: bool = False) -> Tensor:
         return random_features(x, ops.cast(self.directions, x.dtype), query=query)
 
-    def compute_output_shape(self, x_shape):
+    def compute_output_shape(self, x_shape: tuple) -> tuple:
         return (*x_shape[:-1], self.count)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "count": self.count}
 
 

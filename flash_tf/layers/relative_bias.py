@@ -1,10 +1,13 @@
 """Relative position bias of GAU in its two-vector form."""
 
+from typing import Any
+
 import keras
 from keras import ops
 
 from flash_tf.layers.common import normal
 from kernels_xla.common.rotary import relative_bias
+from kernels_xla.common.spec import Tensor
 
 
 @keras.saving.register_keras_serializable("flash_tf")
@@ -36,15 +39,15 @@ class RelativeBias(keras.layers.Layer):
             raise ValueError(f"RelativeBias needs an even width, got {width}")
         self.width = width
 
-    def build(self, input_shape=None):
+    def build(self, input_shape: tuple | None = None) -> None:
         del input_shape
         self.a = self.add_weight(name="a", shape=(self.width,), initializer=normal())
         self.b = self.add_weight(name="b", shape=(self.width,), initializer=normal())
         self.built = True
 
-    def call(self, n):
+    def call(self, n: int) -> Tensor:
         at = ops.arange(n, dtype="int32")
         return relative_bias(self.a, self.b, at, at)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "width": self.width}

@@ -1,9 +1,12 @@
 """Rotary position embedding as a layer."""
 
+from typing import Any
+
 import keras
 
 from flash_tf.layers.positions import token_positions
 from kernels_xla.common.rotary import rotary
+from kernels_xla.common.spec import Tensor
 
 
 @keras.saving.register_keras_serializable("flash_tf")
@@ -36,8 +39,8 @@ class RotaryEmbedding(keras.layers.Layer):
         self.base = base
         self.supports_masking = True
 
-    def call(self, x, positions=None):
+    def call(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         return rotary(x, token_positions(x) if positions is None else positions, base=self.base)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "base": self.base}

@@ -1,9 +1,12 @@
 """ScaleNorm: one learned length for every vector."""
 
+from typing import Any
+
 import keras
 
 from flash_tf.layers.common import options
 from kernels_xla.common.norms import scale_norm
+from kernels_xla.common.spec import Tensor
 
 
 @keras.saving.register_keras_serializable("flash_tf")
@@ -38,13 +41,13 @@ class ScaleNorm(keras.layers.Layer):
         self.epsilon = epsilon
         self.supports_masking = True
 
-    def build(self, input_shape):
+    def build(self, input_shape: tuple) -> None:
         del input_shape  # one number, whatever the width
         self.g = self.add_weight(name="g", shape=(), initializer="ones")
         self.built = True
 
-    def call(self, x):
+    def call(self, x: Tensor) -> Tensor:
         return scale_norm(x, self.g, epsilon=self.epsilon)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), **options(self)}

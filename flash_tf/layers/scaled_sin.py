@@ -1,10 +1,13 @@
 """ScaledSin: sinusoidal absolute positions times one learned number."""
 
+from typing import Any
+
 import keras
 from keras import ops
 
 from kernels_xla.common.accelerator import on_tpu
 from kernels_xla.common.rotary import made_once, sinusoids
+from kernels_xla.common.spec import Tensor
 
 
 @keras.saving.register_keras_serializable("flash_tf")
@@ -34,17 +37,17 @@ class ScaledSinusoidalEmbedding(keras.layers.Layer):
             raise ValueError(f"ScaledSinusoidalEmbedding needs an even width, got {width}")
         self.width = width
 
-    def build(self, positions_shape):
+    def build(self, positions_shape: tuple) -> None:
         del positions_shape
         self.a = self.add_weight(name="a", shape=(), initializer=keras.initializers.Constant(self.width**-0.5))
         self.built = True
 
-    def call(self, positions):
+    def call(self, positions: Tensor) -> Tensor:
         cos, sin = sinusoids(positions, self.width)
         table = ops.concatenate([sin, cos], axis=-1)
         if on_tpu():
             table = made_once(table, positions)
         return ops.cast(ops.cast(self.a, "float32") * table, self.compute_dtype)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "width": self.width}

@@ -3,6 +3,7 @@
 import keras
 
 from kernels_xla.common.norms import simple_rms_norm
+from kernels_xla.common.spec import Tensor
 
 
 @keras.saving.register_keras_serializable("flash_tf")
@@ -32,9 +33,9 @@ class SimpleRMSNorm(keras.layers.Layer):
         super().__init__(**kwargs)
         self.supports_masking = True
 
-    def build(self, input_shape):
+    def build(self, input_shape: tuple) -> None:
         del input_shape  # it has no weights
         self.built = True
 
-    def call(self, x):
+    def call(self, x: Tensor) -> Tensor:
         return simple_rms_norm(x)

@@ -6,9 +6,10 @@ import keras
 from keras import ops
 
 from kernels_xla.common.accumulate import sum_dtype
+from kernels_xla.common.spec import Tensor
 
 
-def check_streams(mixer, obstacle: str | None) -> None:
+def check_streams(mixer: keras.layers.Layer, obstacle: str | None) -> None:
     """Raises a ValueError unless `mixer` is built and has no obstacle, which says why it cannot stream."""
     if obstacle is not None:
         raise ValueError(f"{type(mixer).__name__} cannot stream: {obstacle}")
@@ -16,7 +17,7 @@ def check_streams(mixer, obstacle: str | None) -> None:
         raise ValueError(f"{type(mixer).__name__} must be built before it streams: its width is not known")
 
 
-def check_capacity(mixer, capacity: int | None) -> None:
+def check_capacity(mixer: keras.layers.Layer, capacity: int | None) -> None:
     """Raises a ValueError unless `capacity` is given exactly where the state of `mixer` grows with the text."""
     name = type(mixer).__name__
     if mixer.grows and (capacity is None or capacity < 1):
@@ -26,7 +27,7 @@ def check_capacity(mixer, capacity: int | None) -> None:
         raise ValueError(f"{name} keeps no more for a longer text: it needs capacity None, got {capacity}")
 
 
-def next_positions(position, tokens: int):
+def next_positions(position: Tensor, tokens: int) -> Tensor:
     """Positions of the next tokens, int32 `[b, k]`, of rows that have had `position` `[b]`."""
     return position[:, None] + ops.arange(tokens, dtype="int32")
 
@@ -47,7 +48,7 @@ def split(kind: str, state: dict, count: int) -> list[dict]:
     return states
 
 
-def normalized(norm: keras.layers.Layer, x):
+def normalized(norm: keras.layers.Layer, x: Tensor) -> Tensor:
     """`norm(x)` of `[b, k, d]`; a layer norm in the form that XLA compiles into fewest kernels.
 
     It joins the two passes of the usual form, and not those of Keras, into one kernel; but those of a single vector it

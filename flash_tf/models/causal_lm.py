@@ -2,14 +2,18 @@
 
 import functools
 import itertools
+from collections.abc import Iterator, Sequence
 
 import keras
 from keras import ops
 
 from flash_tf.generation import Generator
+from flash_tf.generation.beam import BeamSearch
+from flash_tf.generation.samplers import Sampler
 from flash_tf.layers.streaming import joined, next_positions, normalized, split
 from flash_tf.models.language_model import MODELS, LanguageModel, unpack
 from flash_tf.models.states import Layout
+from kernels_xla.common.spec import State, Tensor
 
 UNSETTLED = " \t\r\n\ufffd"  # at the end of a text: the next token may make something else of them
 
@@ -41,7 +45,15 @@ class CausalLM(LanguageModel):
 
     causal = True
 
-    def call(self, token_ids, padding_mask=None, segment_ids=None, positions=None, prefix_mask=None, training=None):
+    def call(
+        self,
+        token_ids: Tensor,
+        padding_mask: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+        positions: Tensor | None = None,
+        prefix_mask: Tensor | None = None,
+        training: bool | None = None,
+    ) -> Tensor:
         masks = {"padding_mask": padding_mask, "segment_ids": segment_ids, "positions": positions}
         masks["prefix_mask"] = prefix_mask
         return self.head(self.encode(**unpack(token_ids, masks), training=training))
@@ -83,7 +95,14 @@ class CausalLM(LanguageModel):
                 states[i] = one
         return joined("block", states)
 
-    def extend(self, token_ids, state: dict, valid=None, precomputed=None, last: bool = False):
+    def extend(
+        self,
+        token_ids: Tensor,
+        state: dict,
+        valid: Tensor | None = None,
+        precomputed: list[dict] | None = None,
+        last: bool = False,
+    ) -> tuple[Tensor, State]:
         """Reads the next k >= 1 tokens of each row: a prompt in one call, then one token after the other.
 
         Args:
@@ -132,7 +151,14 @@ class CausalLM(LanguageModel):
             x = ops.take_along_axis(x, at[:, None, None], axis=1)
         return self.head(normalized(self.final_norm, self.project(x))), joined("block", states)
 
-    def generate(self, prompts, max_new_tokens=64, sampler="greedy", seed=0, stop_tokens=None):
+    def generate(
+        self,
+        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        max_new_tokens: int = 64,
+        sampler: str | Sampler | BeamSearch = "greedy",
+        seed: int = 0,
+        stop_tokens: Sequence[int] | None = None,
+    ) -> str | list[str] | list[list[int]]:
         """Continues prompts of any lengths, in one compiled loop; prompts of like sizes share what is compiled.
 
         Args:
@@ -160,7 +186,14 @@ class CausalLM(LanguageModel):
         found = self.generator.generate(ids, max_new_tokens, sampler, seed, stop_tokens)
         return [self.tokenizer.decode([*a, *b]) for a, b in zip(ids, found, strict=True)] if texts else found
 
-    def stream(self, prompts, max_new_tokens=64, sampler="greedy", seed=0, stop_tokens=None):
+    def stream(
+        self,
+        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        max_new_tokens: int = 64,
+        sampler: str | Sampler | BeamSearch = "greedy",
+        seed: int = 0,
+        stop_tokens: Sequence[int] | None = None,
+    ) -> Iterator[str] | Iterator[list[str | None]] | Iterator[list[int | None]]:
         """Continues prompts as `generate` does, and gives what is new as it comes.
 
         Args:

@@ -1,12 +1,14 @@
 """Texts into classes: the stack of the language models, a mean over tokens, and a small network."""
 
 import inspect
+from typing import Any
 
 import keras
 from keras import ops
 
 from flash_tf.layers.common import normal
 from flash_tf.models.language_model import LanguageModel, unpack
+from kernels_xla.common.spec import Tensor
 
 
 @keras.saving.register_keras_serializable("flash_tf")
@@ -54,16 +56,22 @@ class Classifier(LanguageModel):
         self.inner = dense(hidden, activation="relu", name="inner")
         self.outer = dense(classes, name="outer")
 
-    def build(self, input_shape=None):
+    def build(self, input_shape: tuple | None = None) -> None:
         super().build(input_shape)
         self.inner.build((None, self.PARTS * self.width))
         self.outer.build((None, self.hidden))
 
-    def call(self, token_ids, padding_mask=None, positions=None, training=None):
+    def call(
+        self,
+        token_ids: Tensor,
+        padding_mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        training: bool | None = None,
+    ) -> Tensor:
         given = unpack(token_ids, {"padding_mask": padding_mask, "positions": positions})
         return self.outer(self.inner(self.mean(**given, training=training)))
 
-    def mean(self, token_ids, padding_mask=None, **options):
+    def mean(self, token_ids: Tensor, padding_mask: Tensor | None = None, **options) -> Tensor:
         """The mean of the last layer's activations over the real tokens of each row, `[b, d]`."""
         x = ops.cast(self.encode(token_ids, padding_mask=padding_mask, **options), "float32")
         if padding_mask is None:
@@ -72,10 +80,10 @@ class Classifier(LanguageModel):
         total = ops.sum(ops.where(real > 0, x, ops.zeros_like(x)), axis=1)
         return ops.cast(total / ops.maximum(ops.sum(real, axis=1), 1.0), self.compute_dtype)
 
-    def compute_output_spec(self, token_ids, *arguments, **options):
+    def compute_output_spec(self, token_ids: Tensor, *arguments, **options) -> keras.KerasTensor:
         del arguments, options
         return keras.KerasTensor((unpack(token_ids, {})["token_ids"].shape[0], self.classes), self.compute_dtype)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         stack = [name for name in inspect.signature(LanguageModel).parameters if name != "kwargs"]
         return {**super().get_config(), **{name: getattr(self, name) for name in stack}}

@@ -15,6 +15,7 @@ from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero, token_positions
 from flash_tf.layers.scaled_sin import ScaledSinusoidalEmbedding
 from flash_tf.registry import Registry, listed
+from kernels_xla.common.spec import Tensor
 
 MODELS = Registry("model", folder="flash_tf.models", common=("name", "dtype"))
 
@@ -22,10 +23,10 @@ MODELS = Registry("model", folder="flash_tf.models", common=("name", "dtype"))
 class TokenEmbedding(keras.layers.ReversibleEmbedding):
     """An embedding whose rows are cast after they are read: the table's gradient adds up in its own dtype."""
 
-    def add_weight(self, *args, **kwargs):
+    def add_weight(self, *args, **kwargs) -> keras.Variable:
         return super().add_weight(*args, **{**kwargs, "autocast": False})
 
-    def call(self, inputs, reverse=False):
+    def call(self, inputs: Tensor, reverse: bool = False) -> Tensor:
         if not reverse or inputs.shape[1] != 1 or self.quantization_mode:
             return super().call(inputs, reverse=reverse)
         # By the table as it lies: a CPU's compiler would transpose it for every token.
@@ -65,7 +66,7 @@ class LanguageModel(keras.Model):
     """
 
     causal: bool
-    tokenizer = None
+    tokenizer: Any = None
 
     def __init__(
         self,
@@ -149,7 +150,7 @@ class LanguageModel(keras.Model):
         again = self.remat is True or i < self.remat
         return ResidualBlock(inner, self.norm, self.dropout, again, name=f"{name}_{i}", dtype=self.dtype_policy)
 
-    def build(self, input_shape=None):
+    def build(self, input_shape: tuple | None = None) -> None:
         del input_shape  # no weight depends on it
         activations = (None, None, self.width)
         self.embedding.build((None, None))
@@ -163,7 +164,7 @@ class LanguageModel(keras.Model):
             self.output_bias = self.add_weight(name="output_bias", shape=(self.vocabulary_size,), initializer="zeros")
         self.built = True
 
-    def embed(self, token_ids, positions):
+    def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """Token ids and their positions `[b, n]` -> `[b, n, d]`, what the first block sees."""
         n = token_ids.shape[1]
         if self.position_embedding == "learned" and n is not None and n > self.max_length:
@@ -186,7 +187,15 @@ class LanguageModel(keras.Model):
                 raise ValueError(f"the text {text!r} has no tokens")
         return found
 
-    def encode(self, token_ids, padding_mask=None, segment_ids=None, positions=None, prefix_mask=None, training=None):
+    def encode(
+        self,
+        token_ids: Tensor,
+        padding_mask: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+        positions: Tensor | None = None,
+        prefix_mask: Tensor | None = None,
+        training: bool | None = None,
+    ) -> Tensor:
         """Token ids `[b, n]` -> normalised activations `[b, n, d]` of the last layer.
 
         A text is one row, and a list of texts as many, those of the shorter ones padded on the right with zeros.
@@ -212,7 +221,7 @@ class LanguageModel(keras.Model):
             raise ValueError(f"{self.name}: a prefix_mask needs mixers that take one, as gau; {without[0]} does not")
         return mixers
 
-    def project(self, x):
+    def project(self, x: Tensor) -> Tensor:
         """What the last block puts out -> what the norm before the head takes, both `[..., d]`."""
         return self.transform(x) if self.head_projection else x
 
@@ -224,12 +233,12 @@ class LanguageModel(keras.Model):
         real = ops.arange(longest)[None] < ops.convert_to_tensor([[len(row)] for row in rows], "int32")
         return ops.convert_to_tensor(ids, "int32"), real
 
-    def compute_output_spec(self, token_ids, *arguments, **options):
+    def compute_output_spec(self, token_ids: Tensor, *arguments, **options) -> keras.KerasTensor:
         """Of a symbolic call; known without a trace, which an unknown length would stop on JAX."""
         del arguments, options
         return keras.KerasTensor((*unpack(token_ids, {})["token_ids"].shape, self.vocabulary_size), self.compute_dtype)
 
-    def head(self, x):
+    def head(self, x: Tensor) -> Tensor:
         """Activations `[..., d]` -> logits `[..., V]`."""
         logits = self.embedding(x, reverse=True)
         return logits if self.output_bias is None else logits + ops.cast(self.output_bias, self.compute_dtype)

@@ -5,6 +5,7 @@ from keras import ops
 
 from flash_tf.filling import fill_mask
 from flash_tf.models.language_model import MODELS, LanguageModel, unpack
+from kernels_xla.common.spec import Tensor
 
 
 @MODELS.register("masked_lm")
@@ -34,17 +35,25 @@ class MaskedLM(LanguageModel):
     causal = False
 
     def call(
-        self, token_ids, masked_positions=None, padding_mask=None, segment_ids=None, positions=None, training=None
-    ):
+        self,
+        token_ids: Tensor,
+        masked_positions: Tensor | None = None,
+        padding_mask: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+        positions: Tensor | None = None,
+        training: bool | None = None,
+    ) -> Tensor:
         masks = {"padding_mask": padding_mask, "segment_ids": segment_ids, "positions": positions}
         given = unpack(token_ids, {"masked_positions": masked_positions, **masks})
         return self.head(self.encode(**given, training=training))
 
-    def compute_output_spec(self, token_ids, masked_positions=None, *arguments, **options):
+    def compute_output_spec(
+        self, token_ids: Tensor, masked_positions: Tensor | None = None, *arguments, **options
+    ) -> keras.KerasTensor:
         at = unpack(token_ids, {"masked_positions": masked_positions})["masked_positions"]
         return super().compute_output_spec(token_ids if at is None else at)
 
-    def encode(self, token_ids, masked_positions=None, **options):
+    def encode(self, token_ids: Tensor, masked_positions: Tensor | None = None, **options) -> Tensor:
         """As `LanguageModel.encode`; with masked positions, the activations there alone, `[b, k, d]`."""
         x = super().encode(token_ids, **options)
         if masked_positions is None:

@@ -5,6 +5,7 @@ from keras import ops
 
 from flash_tf.models.classifier import Classifier
 from flash_tf.models.language_model import unpack
+from kernels_xla.common.spec import Tensor
 
 
 @keras.saving.register_keras_serializable("flash_tf")
@@ -33,7 +34,13 @@ class Matcher(Classifier):
 
     PARTS = 4
 
-    def call(self, token_ids, padding_mask=None, positions=None, training=None):
+    def call(
+        self,
+        token_ids: Tensor,
+        padding_mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        training: bool | None = None,
+    ) -> Tensor:
         given = unpack(token_ids, {"padding_mask": padding_mask, "positions": positions})
         ids = given["token_ids"]
         if len(ids.shape) != 3 or ids.shape[1] != 2:

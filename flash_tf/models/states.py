@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 from keras import ops
 
+from kernels_xla.common.spec import Tensor
+
 SHORT, LONG = 1024, 2048  # tokens of two states, which tell what of a state grows
 
 
@@ -17,7 +19,7 @@ class Layout:
     def __init__(self, make: Callable[[int], dict]):
         self._short, self._long = ({name: tuple(x.shape) for name, x in make(n).items()} for n in (SHORT, LONG))
 
-    def check(self, who: str, state: dict, tokens: int, valid=None) -> None:
+    def check(self, who: str, state: dict, tokens: int, valid: Tensor | None = None) -> None:
         """Raises a ValueError unless `state` has this layout, and room for `tokens` more of each row, or `valid` [b].
 
         What rows have had is known outside of compiled functions alone: in one, a row's tokens past its capacity are

@@ -1,9 +1,12 @@
 """Gated linear unit as a feed-forward network."""
 
+from typing import Any
+
 import keras
 
 from flash_tf.layers.common import check_activation, options, parts_of, projection
 from flash_tf.layers.feedforward import FEEDFORWARDS
+from kernels_xla.common.spec import Tensor
 
 
 @FEEDFORWARDS.register("glu")
@@ -40,7 +43,7 @@ class GLU(keras.layers.Layer):
         self.hidden, self.activation, self.use_bias = hidden, activation, use_bias
         self.supports_masking = True
 
-    def build(self, x_shape):
+    def build(self, x_shape: tuple) -> None:
         self.width = x_shape[-1]
         self.inner = self.hidden or round(8 * self.width / 3)
         self.in_projection = projection(self, 2 * self.inner, "in_projection", self.use_bias)
@@ -49,7 +52,14 @@ class GLU(keras.layers.Layer):
         self.out_projection.build((*x_shape[:-1], self.inner))
         self.built = True
 
-    def call(self, x, padding_mask=None, segment_ids=None, positions=None, training=None):
+    def call(
+        self,
+        x: Tensor,
+        padding_mask: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+        positions: Tensor | None = None,
+        training: bool | None = None,
+    ) -> Tensor:
         gate, value = parts_of(self.in_projection, x, [self.inner] * 2)
         return self.out_projection(keras.activations.get(self.activation)(gate) * value)
 
@@ -59,5 +69,5 @@ class GLU(keras.layers.Layer):
     def activations(self, n: int) -> int:
         return 2 * self.width + 4 * self.inner
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), **options(self)}

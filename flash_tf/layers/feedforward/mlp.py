@@ -1,9 +1,12 @@
 """The Transformer's two-layer feed-forward network."""
 
+from typing import Any
+
 import keras
 
 from flash_tf.layers.common import check_activation, options, projection
 from flash_tf.layers.feedforward import FEEDFORWARDS
+from kernels_xla.common.spec import Tensor
 
 
 @FEEDFORWARDS.register("mlp")
@@ -39,7 +42,7 @@ class MLP(keras.layers.Layer):
         self.hidden, self.activation, self.use_bias = hidden, activation, use_bias
         self.supports_masking = True
 
-    def build(self, x_shape):
+    def build(self, x_shape: tuple) -> None:
         self.width = x_shape[-1]
         self.inner = self.hidden or 4 * self.width
         self.in_projection = projection(self, self.inner, "in_projection", self.use_bias)
@@ -48,7 +51,14 @@ class MLP(keras.layers.Layer):
         self.out_projection.build((*x_shape[:-1], self.inner))
         self.built = True
 
-    def call(self, x, padding_mask=None, segment_ids=None, positions=None, training=None):
+    def call(
+        self,
+        x: Tensor,
+        padding_mask: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+        positions: Tensor | None = None,
+        training: bool | None = None,
+    ) -> Tensor:
         return self.out_projection(keras.activations.get(self.activation)(self.in_projection(x)))
 
     def flops(self, n: int) -> int:
@@ -57,5 +67,5 @@ class MLP(keras.layers.Layer):
     def activations(self, n: int) -> int:
         return 2 * self.width + 2 * self.inner
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), **options(self)}

@@ -5,6 +5,7 @@ import keras
 from flash_tf.layers.bidirectional_mixer import BidirectionalMixer
 from flash_tf.layers.mixers import MIXERS
 from kernels_xla.bigbird import SPEC
+from kernels_xla.common.spec import KernelSpec
 
 
 @MIXERS.register("bigbird")
@@ -53,8 +54,8 @@ class BigBird(BidirectionalMixer):
         self.keep(causal, seed, heads=heads, chunk_size=chunk_size, random_blocks=random_blocks)
 
     @property
-    def spec(self):
+    def spec(self) -> KernelSpec:
         return SPEC
 
-    def seen(self, n):
+    def seen(self, n: int) -> int:
         return (5 + self.random_blocks) * self.chunk_size

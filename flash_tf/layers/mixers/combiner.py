@@ -1,5 +1,7 @@
 """Combiner: attention to the own chunk, and to summaries of the other chunks."""
 
+from typing import Any
+
 import keras
 from keras import ops
 
@@ -12,6 +14,7 @@ from kernels_xla import diag_attention as diag
 from kernels_xla.combiner import axial, fixed
 from kernels_xla.common.masks import zero_outside
 from kernels_xla.common.rotary import rotary
+from kernels_xla.common.spec import KernelSpec, State, Tensor
 from kernels_xla.common.streaming import append, emptied, filled, leave_grid, on_grid, slice_tokens, when_full
 
 OPEN = ("q", "x", "positions")  # what axial summaries are made of, besides keys and values: kept of the open chunk
@@ -83,7 +86,7 @@ class Combiner(LinearMixer):
         self.summaries = summaries
         self.supports_masking = True
 
-    def build(self, x_shape):
+    def build(self, x_shape: tuple) -> None:
         self.build_heads(x_shape, multiple=2 if self.rotary else 1)
         if self.summaries == "axial":
             self.summary_in = projection(self, self.width, "summary_in")
@@ -101,18 +104,25 @@ class Combiner(LinearMixer):
         return self.chunk_size
 
     @property
-    def spec(self):
+    def spec(self) -> KernelSpec:
         return axial.SPEC if self.summaries == "axial" else fixed.SPEC
 
     @property
-    def case(self):
+    def case(self) -> dict[str, Any]:
         return {"chunk_size": self.chunk_size, "causal": self.causal}
 
-    def sizes(self, b=1, n=None):
+    def sizes(self, b: int = 1, n: int | None = None) -> dict[str, int]:
         s = self.width // self.heads
         return {"b": b, "n": n, "h": self.heads, "s": s, "e": s}
 
-    def call(self, x, padding_mask=None, segment_ids=None, positions=None, training=None):
+    def call(
+        self,
+        x: Tensor,
+        padding_mask: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+        positions: Tensor | None = None,
+        training: bool | None = None,
+    ) -> Tensor:
         positions = token_positions(x, segment_ids) if positions is None else positions
         masks = {"padding_mask": padding_mask, "segment_ids": segment_ids, "offset": runtime_zero(positions)}
         inputs, _ = self.enter(x, positions)
@@ -120,7 +130,7 @@ class Combiner(LinearMixer):
             inputs |= self._summaries(x, positions, inputs, masks)
         return self.leave(self.spec.fast(**inputs, **self.case, **masks), [])
 
-    def enter(self, x, positions):
+    def enter(self, x: Tensor, positions: Tensor) -> tuple[dict[str, Tensor], list[Tensor]]:
         q, k, v = self.heads_of(x)
         q, k = (rotary(part, positions) for part in (q, k)) if self.rotary else (q, k)
         return {"q": q, "k": k, "v": v}, []
@@ -132,10 +142,10 @@ class Combiner(LinearMixer):
         k_sum = self.split(self.summary_out(self.summary_norm(x + self.summary_in(mixed))))
         return {"k_sum": rotary(k_sum, positions) if self.rotary else k_sum, "v_sum": v_sum}
 
-    def leave(self, out, rest):
+    def leave(self, out: Tensor, rest: list[Tensor]) -> Tensor:
         return self.out_projection(ops.reshape(out, (*ops.shape(out)[:2], self.width)))
 
-    def projection_flops(self):
+    def projection_flops(self) -> int:
         return (12 if self.summaries == "axial" else 8) * self.width**2
 
     def flops(self, n: int) -> int:
@@ -154,7 +164,7 @@ class Combiner(LinearMixer):
             return kept
         return kept + self.chunk_size * (2 * self.width * itemsize + 4)
 
-    def initial_state(self, batch, capacity=None, dtype=None):
+    def initial_state(self, batch: int, capacity: int | None = None, dtype: str | None = None) -> State:
         """Summaries of up to `capacity` tokens a row, and the open chunk; later ones of a row are not kept."""
         state = super().initial_state(batch, capacity, dtype)
         if self.summaries == "fixed":
@@ -163,7 +173,14 @@ class Combiner(LinearMixer):
         chunk = {"q": ops.zeros((batch, c, self.heads, s), dtype), "x": ops.zeros((batch, c, self.width), dtype)}
         return {**state, **chunk, "positions": ops.zeros((batch, c), "int32")}
 
-    def extend(self, x, state, positions=None, valid=None, precomputed=None):
+    def extend(
+        self,
+        x: Tensor,
+        state: State,
+        positions: Tensor | None = None,
+        valid: Tensor | None = None,
+        precomputed: dict | None = None,
+    ) -> tuple[Tensor, State]:
         """The next tokens of each row; see `flash_tf.layers.mixers`."""
         if self.summaries == "fixed":
             return super().extend(x, state, positions, valid)

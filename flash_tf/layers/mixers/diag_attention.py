@@ -1,11 +1,14 @@
 """DiagAttention: attention inside blocks, TransNormer's in its first layers."""
 
+from typing import Any
+
 import keras
 from keras import ops
 
 from flash_tf.layers.linear_mixer import LinearMixer
 from flash_tf.layers.mixers import MIXERS
 from kernels_xla.common.norms import simple_rms_norm
+from kernels_xla.common.spec import KernelSpec, Tensor
 from kernels_xla.diag_attention import SPEC
 
 
@@ -62,7 +65,7 @@ class DiagAttention(LinearMixer):
         self.heads, self.chunk_size, self.causal, self.attention, self.lrpe = heads, chunk_size, causal, attention, lrpe
         self.supports_masking = True
 
-    def build(self, x_shape):
+    def build(self, x_shape: tuple) -> None:
         self.build_heads(x_shape, multiple=2 if self.lrpe else 1)
         self.built = True
 
@@ -72,28 +75,28 @@ class DiagAttention(LinearMixer):
         return self.chunk_size
 
     @property
-    def spec(self):
+    def spec(self) -> KernelSpec:
         return SPEC
 
     @property
-    def case(self):
+    def case(self) -> dict[str, Any]:
         return {"chunk_size": self.chunk_size, "causal": self.causal, "weights": self.attention}
 
-    def sizes(self, b=1, n=None):
+    def sizes(self, b: int = 1, n: int | None = None) -> dict[str, int]:
         s = self.width // self.heads
         return {"b": b, "n": n, "h": self.heads, "s": s, "e": s}
 
-    def enter(self, x, positions):
+    def enter(self, x: Tensor, positions: Tensor) -> tuple[dict[str, Tensor], list[Tensor]]:
         q, k, v = self.heads_of(x)
         q, k = (self.turn(part, positions) for part in (q, k)) if self.lrpe else (q, k)
         return {"q": q, "k": k, "v": v}, []
 
-    def leave(self, out, rest):
+    def leave(self, out: Tensor, rest: list[Tensor]) -> Tensor:
         out = ops.reshape(out, (*ops.shape(out)[:2], self.width))
         out = simple_rms_norm(out) if self.attention == "relu" else out
         return self.out_projection(out)
 
-    def projection_flops(self):
+    def projection_flops(self) -> int:
         return 8 * self.width**2
 
     def activations(self, n: int) -> int:

@@ -1,12 +1,14 @@
 """FLASH: a gated attention unit whose attention is mixed chunk attention."""
 
+from typing import Any
+
 import keras
 
 from flash_tf.layers import gated_unit
 from flash_tf.layers.kernel_mixer import KernelMixer
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero, token_positions
-from kernels_xla.common.spec import Tensor
+from kernels_xla.common.spec import State, Tensor
 from kernels_xla.flash import decode
 from kernels_xla.flash.attention import SPEC, mixed_chunk_attention
 from kernels_xla.flash.first_to_all import check_first
@@ -93,7 +95,7 @@ class MixedChunkAttention(KernelMixer):
             names = "relative_bias, scale, overlapping, first_to_all"
             raise ValueError(f"MixedChunkAttention: parts 'global' needs {names} = {NOT_INSIDE}, got {given}")
 
-    def build(self, x_shape):
+    def build(self, x_shape: tuple) -> None:
         gated_unit.build(self, x_shape)
 
     def call(
@@ -118,14 +120,21 @@ class MixedChunkAttention(KernelMixer):
         )
         return gated_unit.leave(self, u, attended)
 
-    def extend(self, x, state, positions=None, valid=None, precomputed=None):
+    def extend(
+        self,
+        x: Tensor,
+        state: State,
+        positions: Tensor | None = None,
+        valid: Tensor | None = None,
+        precomputed: dict | None = None,
+    ) -> tuple[Tensor, State]:
         """The next tokens of each row; see `flash_tf.layers.mixers`."""
         return gated_unit.extend_in_chunks(self, decode, x, state, positions, valid, precomputed)
 
-    def precompute(self, state):
+    def precompute(self, state: State) -> dict:
         return gated_unit.precompute_chunks(self, state)
 
-    def flush(self, states):
+    def flush(self, states: list[State]) -> list[State]:
         return decode.flush(states, self.chunk_size)
 
     @property
@@ -133,18 +142,18 @@ class MixedChunkAttention(KernelMixer):
         """Documents must start at multiples of the chunk."""
         return self.chunk_size
 
-    def sizes(self, b=1, n=None):
+    def sizes(self, b: int = 1, n: int | None = None) -> dict[str, int]:
         return {"b": b, "n": n, "s": self.key_dim, "e": self.value_width}
 
     def projection_flops(self) -> int:
         return gated_unit.projection_flops(self)
 
     @property
-    def head_names(self):
+    def head_names(self) -> tuple[str, ...]:
         return PARTS[self.parts]
 
     @property
-    def case(self):
+    def case(self) -> dict[str, Any]:
         absent = set(PARTS["both"]) - set(PARTS[self.parts])
         options = {"chunk_size": self.chunk_size, "causal": self.causal, "scale": self.scale}
         options |= {} if self.causal else {"first_to_all": self.first_to_all}  # which no stream takes

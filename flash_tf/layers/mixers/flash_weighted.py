@@ -1,12 +1,14 @@
 """FLASH whose sum across chunks weighs them: the variant of the paper's Appendix A."""
 
+from typing import Any
+
 import keras
 
 from flash_tf.layers import gated_unit
 from flash_tf.layers.kernel_mixer import KernelMixer
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero, token_positions
-from kernels_xla.common.spec import Tensor
+from kernels_xla.common.spec import State, Tensor
 from kernels_xla.flash import weighted_decode
 from kernels_xla.flash.weighted import SPEC, weighted_mixed_chunk_attention
 
@@ -72,7 +74,7 @@ class WeightedChunks(KernelMixer):
         self.supports_masking = True
         gated_unit.check(self)
 
-    def build(self, x_shape):
+    def build(self, x_shape: tuple) -> None:
         gated_unit.build(self, x_shape)
 
     def call(
@@ -97,14 +99,21 @@ class WeightedChunks(KernelMixer):
         )
         return gated_unit.leave(self, u, attended)
 
-    def extend(self, x, state, positions=None, valid=None, precomputed=None):
+    def extend(
+        self,
+        x: Tensor,
+        state: State,
+        positions: Tensor | None = None,
+        valid: Tensor | None = None,
+        precomputed: dict | None = None,
+    ) -> tuple[Tensor, State]:
         """The next tokens of each row; see `flash_tf.layers.mixers`."""
         return gated_unit.extend_in_chunks(self, weighted_decode, x, state, positions, valid, precomputed)
 
-    def precompute(self, state):
+    def precompute(self, state: State) -> dict:
         return gated_unit.precompute_chunks(self, state)
 
-    def flush(self, states):
+    def flush(self, states: list[State]) -> list[State]:
         return weighted_decode.flush(states, self.chunk_size)
 
     @property
@@ -112,14 +121,14 @@ class WeightedChunks(KernelMixer):
         """Documents must start at multiples of the chunk."""
         return self.chunk_size
 
-    def sizes(self, b=1, n=None):
+    def sizes(self, b: int = 1, n: int | None = None) -> dict[str, int]:
         return {"b": b, "n": n, "s": self.key_dim, "e": self.value_width}
 
     def projection_flops(self) -> int:
         return gated_unit.projection_flops(self)
 
     @property
-    def case(self):
+    def case(self) -> dict[str, Any]:
         return {"chunk_size": self.chunk_size, "causal": self.causal, "scale": self.scale}
 
     def activations(self, n: int) -> int:

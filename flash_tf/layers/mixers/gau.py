@@ -11,7 +11,7 @@ from flash_tf.layers.streaming import check_streams, next_positions
 from kernels_xla import gau
 from kernels_xla import softmax_attention as softmax
 from kernels_xla.common.rotary import rotary
-from kernels_xla.common.spec import Tensor
+from kernels_xla.common.spec import State, Tensor
 
 
 @MIXERS.register("gau")
@@ -87,7 +87,7 @@ class GatedAttentionUnit(KernelMixer):
                 f"got {relative_bias}, {scale!r}, {divisor!r}"
             )
 
-    def build(self, x_shape):
+    def build(self, x_shape: tuple) -> None:
         gated_unit.build(self, x_shape)
         if self.value_width % self.heads:
             raise ValueError(f"GatedAttentionUnit: heads ({self.heads}) must divide the values ({self.value_width})")
@@ -132,7 +132,7 @@ class GatedAttentionUnit(KernelMixer):
         """`[b, n, h s]` -> `[b, n, h, s]`."""
         return ops.reshape(x, (*ops.shape(x)[:2], self.heads, x.shape[-1] // self.heads))
 
-    def sizes(self, b=1, n=None):
+    def sizes(self, b: int = 1, n: int | None = None) -> dict[str, int]:
         return {"b": b, "n": n, "h": self.heads, "s": self.key_dim // self.heads, "e": self.value_width // self.heads}
 
     def projection_flops(self) -> int:
@@ -142,12 +142,19 @@ class GatedAttentionUnit(KernelMixer):
         return gated_unit.activations(self) + 2 * n * self.heads
 
     @property
-    def obstacle(self):
+    def obstacle(self) -> str | None:
         return super().obstacle or (
             "divisor 'length' is not known before the text ends" if self.divisor == "length" else None
         )
 
-    def extend(self, x, state, positions=None, valid=None, precomputed=None):
+    def extend(
+        self,
+        x: Tensor,
+        state: State,
+        positions: Tensor | None = None,
+        valid: Tensor | None = None,
+        precomputed: dict | None = None,
+    ) -> tuple[Tensor, State]:
         """The next tokens of each row; see `flash_tf.layers.mixers`."""
         check_streams(self, self.obstacle)
         u, v, z = gated_unit.project(self, x)
@@ -160,7 +167,7 @@ class GatedAttentionUnit(KernelMixer):
             attended, state = gau.extend(*given, **gated_unit.bias(self), valid=valid, **options)
         return gated_unit.leave(self, u, ops.reshape(attended, ops.shape(v))), state
 
-    def precompute(self, state):
+    def precompute(self, state: State) -> dict:
         vectors = gated_unit.bias(self)
         return {"bias": gau.precompute(state, **vectors)} if vectors else {}
 

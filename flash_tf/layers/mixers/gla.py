@@ -1,5 +1,7 @@
 """Gated linear attention: linear attention whose channels forget as the text says."""
 
+from typing import Any
+
 import keras
 from keras import ops
 
@@ -8,6 +10,7 @@ from flash_tf.layers.linear_mixer import LinearMixer, check_block_size, check_ca
 from flash_tf.layers.mixers import MIXERS
 from kernels_xla import gla, linear_attention
 from kernels_xla.common.norms import scale_norm
+from kernels_xla.common.spec import KernelSpec, Tensor
 
 RANK, TEMPERATURE = 16, 16.0
 
@@ -81,7 +84,7 @@ class GatedLinearAttention(LinearMixer):
             raise ValueError(f"{needed}, got {gate_rank} and {temperature}")
         self.supports_masking = True
 
-    def build(self, x_shape):
+    def build(self, x_shape: tuple) -> None:
         d = x_shape[-1]
         self.check_heads(x_shape, multiple=2)
         self.in_projection = self._dense("in_projection", 2 * d, x_shape, use_bias=False)
@@ -105,18 +108,18 @@ class GatedLinearAttention(LinearMixer):
         return layer
 
     @property
-    def spec(self):
+    def spec(self) -> KernelSpec:
         return linear_attention.SPEC if self.gates == "none" else gla.SPEC
 
     @property
-    def case(self):
+    def case(self) -> dict[str, Any]:
         return {"causal": True, "chunk_size": self.block_size}
 
-    def sizes(self, b=1, n=None):
+    def sizes(self, b: int = 1, n: int | None = None) -> dict[str, int]:
         e = self.width // self.heads
         return {"b": b, "n": n, "h": self.heads, "s": e // 2, "e": e}
 
-    def enter(self, x, positions):
+    def enter(self, x: Tensor, positions: Tensor) -> tuple[dict[str, Tensor], list[Tensor]]:
         d = self.width
         q, k, v = (self.split(part) for part in ops.split(self.in_projection(x), [d // 2, d], axis=-1))
         inputs = {"q": q, "k": k, "v": v}
@@ -129,12 +132,12 @@ class GatedLinearAttention(LinearMixer):
     def _log_gates(self, logits):
         return self.split(ops.log_sigmoid(ops.cast(logits, "float32")) / self.temperature)
 
-    def leave(self, out, rest):
+    def leave(self, out: Tensor, rest: list[Tensor]) -> Tensor:
         out = scale_norm(out, 1.0, epsilon=1e-5) * ops.cast(self.norm_scale, out.dtype)
         out = ops.reshape(out, (*ops.shape(out)[:2], self.width))
         return self.out_projection(ops.silu(rest[0]) * out)
 
-    def projection_flops(self):
+    def projection_flops(self) -> int:
         columns = {"key": 1.5, "value": 2, "both": 3.5, "none": 0}[self.gates]  # of both factors, over the width
         return 8 * self.width**2 + round(2 * self.gate_rank * columns * self.width)
 

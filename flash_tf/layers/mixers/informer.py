@@ -4,6 +4,7 @@ import keras
 
 from flash_tf.layers.bidirectional_mixer import BidirectionalMixer
 from flash_tf.layers.mixers import MIXERS
+from kernels_xla.common.spec import KernelSpec
 from kernels_xla.informer import SPEC
 
 
@@ -47,8 +48,8 @@ class Informer(BidirectionalMixer):
         self.keep(causal, seed, heads=heads, queries=queries)
 
     @property
-    def spec(self):
+    def spec(self) -> KernelSpec:
         return SPEC
 
-    def seen(self, n):
+    def seen(self, n: int) -> int:
         return 2 * self.queries

@@ -4,6 +4,7 @@ import keras
 
 from flash_tf.layers.bidirectional_mixer import BidirectionalMixer
 from flash_tf.layers.mixers import MIXERS
+from kernels_xla.common.spec import KernelSpec
 from kernels_xla.kernelized_attention import SPEC
 
 
@@ -43,8 +44,8 @@ class KernelizedAttention(BidirectionalMixer):
         self.keep(causal, heads=heads)
 
     @property
-    def spec(self):
+    def spec(self) -> KernelSpec:
         return SPEC
 
-    def seen(self, n):
+    def seen(self, n: int) -> int:
         return n

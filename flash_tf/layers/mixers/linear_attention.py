@@ -1,6 +1,7 @@
 """Linear attention, by the features of queries and keys: Performer, 1 + elu, softplus, cosFormer, NormAttention."""
 
 import math
+from typing import Any
 
 import keras
 from keras import ops
@@ -10,6 +11,7 @@ from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.random_features import RandomFeatures
 from kernels_xla.common.norms import simple_rms_norm
 from kernels_xla.common.rotary import rotary
+from kernels_xla.common.spec import KernelSpec, Tensor
 from kernels_xla.linear_attention import SPEC
 
 FEATURES = {  # and "favor", which is a layer
@@ -129,33 +131,40 @@ class LinearAttention(LinearMixer):
             needs = f"random_features {self.random_features} needs features 'favor'"
             raise ValueError(f"LinearAttention: {needs}, got {self.features!r}")
 
-    def build(self, x_shape):
+    def build(self, x_shape: tuple) -> None:
         self.build_heads(x_shape, multiple=2 if self.rotary or self.lrpe else 1, use_bias=self.use_bias)
         if self.features == "favor":
             self.favor.build((*x_shape[:-1], self.heads, self.width // self.heads))
         self.built = True
 
     @property
-    def spec(self):
+    def spec(self) -> KernelSpec:
         return SPEC
 
     @property
-    def case(self):
+    def case(self) -> dict[str, Any]:
         form = {"chunk_size": self.block_size, "form": self.form}
         return {"causal": self.causal, "normalized": self.normalizer == "sum", **form}
 
-    def sizes(self, b=1, n=None):
+    def sizes(self, b: int = 1, n: int | None = None) -> dict[str, int]:
         e = self.width // self.heads
         s = self.favor.count if self.features == "favor" else e
         return {"b": b, "n": n, "h": self.heads, "s": s if self.cosine_length is None else 2 * s, "e": e}
 
-    def call(self, x, padding_mask=None, segment_ids=None, positions=None, training=None):
+    def call(
+        self,
+        x: Tensor,
+        padding_mask: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+        positions: Tensor | None = None,
+        training: bool | None = None,
+    ) -> Tensor:
         n, most = x.shape[1], self.cosine_length
         if most is not None and n is not None and n > most:
             raise ValueError(f"LinearAttention has cosine_length={most}, for texts of as many tokens, got {n}")
         return super().call(x, padding_mask, segment_ids, positions, training)
 
-    def enter(self, x, positions):
+    def enter(self, x: Tensor, positions: Tensor) -> tuple[dict[str, Tensor], list[Tensor]]:
         q, k, v = self.heads_of(x)
         q, k = (rotary(part, positions) for part in (q, k)) if self.rotary else (q, k)
         q, k = self._features(q, k)
@@ -175,13 +184,13 @@ class LinearAttention(LinearMixer):
         both = ops.concatenate([wide * ops.cos(angle), wide * ops.sin(angle)], axis=-1)
         return ops.cast(both, x.dtype)
 
-    def leave(self, out, rest):
+    def leave(self, out: Tensor, rest: list[Tensor]) -> Tensor:
         out = ops.reshape(out, (*ops.shape(out)[:2], self.width))
         if self.normalizer == "rms":
             out = simple_rms_norm(out)
         return self.out_projection(out)
 
-    def projection_flops(self):
+    def projection_flops(self) -> int:
         made = 4 * self.favor.count * self.width if self.features == "favor" else 0  # of queries and of keys
         return 8 * self.width**2 + made
 

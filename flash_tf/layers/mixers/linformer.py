@@ -6,6 +6,7 @@ from keras import ops
 from flash_tf.layers.bidirectional_mixer import BidirectionalMixer
 from flash_tf.layers.common import normal
 from flash_tf.layers.mixers import MIXERS
+from kernels_xla.common.spec import KernelSpec, Tensor
 from kernels_xla.linformer import SPEC
 
 
@@ -44,15 +45,15 @@ class Linformer(BidirectionalMixer):
         super().__init__(**kwargs)
         self.keep(causal, heads=heads, rank=rank, max_length=max_length)
 
-    def build(self, x_shape):
+    def build(self, x_shape: tuple) -> None:
         super().build(x_shape)
         shape = (self.heads, self.rank, self.max_length)
         self.mixing = self.add_weight(name="mixing", shape=shape, initializer=normal())
 
-    def sizes(self, b=1, n=None):
+    def sizes(self, b: int = 1, n: int | None = None) -> dict[str, int]:
         return {**super().sizes(b, n), "r": self.rank}
 
-    def enter(self, x, positions):
+    def enter(self, x: Tensor, positions: Tensor | None) -> tuple[dict[str, Tensor], list[Tensor]]:
         n = x.shape[1]
         if n is not None and n > self.max_length:
             raise ValueError(f"Linformer has max_length={self.max_length}, for texts of as many tokens, got {n}")
@@ -60,8 +61,8 @@ class Linformer(BidirectionalMixer):
         return {**inputs, "projection": ops.cast(self.mixing, self.compute_dtype)}, rest
 
     @property
-    def spec(self):
+    def spec(self) -> KernelSpec:
         return SPEC
 
-    def seen(self, n):
+    def seen(self, n: int) -> int:
         return self.rank

@@ -8,6 +8,7 @@ from flash_tf.layers.common import normal
 from flash_tf.layers.linear_mixer import LinearMixer, check_causal
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.streaming import check_capacity, check_streams
+from kernels_xla.common.spec import KernelSpec, State, Tensor
 from kernels_xla.mamba import convolution
 from kernels_xla.mamba.selective_scan import SPEC
 
@@ -73,7 +74,7 @@ class Mamba(LinearMixer):
                 raise ValueError(f"Mamba needs {name} >= 1, got {size}")
         self.supports_masking = True
 
-    def build(self, x_shape):
+    def build(self, x_shape: tuple) -> None:
         self.width = x_shape[-1]
         self.inner, self.rank = self.expansion * self.width, self.dt_rank or -(-self.width // 16)
         s, e = self.state_size, self.inner
@@ -106,13 +107,13 @@ class Mamba(LinearMixer):
         return layer
 
     @property
-    def spec(self):
+    def spec(self) -> KernelSpec:
         return SPEC
 
-    def sizes(self, b=1, n=None):
+    def sizes(self, b: int = 1, n: int | None = None) -> dict[str, int]:
         return {"b": b, "n": n, "e": self.inner, "s": self.state_size, "w": self.conv_width}
 
-    def enter(self, x, positions):
+    def enter(self, x: Tensor, positions: Tensor) -> tuple[dict[str, Tensor], list[Tensor]]:
         """What the scan takes of x `[b, n, e]` behind the convolution."""
         x = ops.silu(x)
         r, s = self.rank, self.state_size
@@ -122,16 +123,23 @@ class Mamba(LinearMixer):
         a = -ops.exp(ops.reshape(log_rate, (self.inner, s)))
         return {"x": x, "dt": dt, "a": a, "b": b, "c": c, "d": d}, []
 
-    def leave(self, out, rest):
+    def leave(self, out: Tensor, rest: list[Tensor]) -> Tensor:
         return self.out_projection(out * ops.silu(rest[0]))
 
-    def call(self, x, padding_mask=None, segment_ids=None, positions=None, training=None):
+    def call(
+        self,
+        x: Tensor,
+        padding_mask: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+        positions: Tensor | None = None,
+        training: bool | None = None,
+    ) -> Tensor:
         masked = {"padding_mask": padding_mask, "segment_ids": segment_ids}
         x, z = ops.split(self.in_projection(x), 2, axis=-1)
         inputs, _ = self.enter(convolution.convolution(x, self.conv_weights, self.conv_bias, **masked), positions)
         return self.leave(self.spec.fast(**inputs, **masked), [z])
 
-    def projection_flops(self):
+    def projection_flops(self) -> int:
         d, e, r, s = self.width, self.inner, self.rank, self.state_size
         return 2 * (d * 2 * e + e * (r + 2 * s) + r * e + e * d) + convolution.SPEC.flops(self.sizes(n=1), {})
 
@@ -142,7 +150,7 @@ class Mamba(LinearMixer):
         kernels = (SPEC, convolution.SPEC)
         return sum(spec.state_bytes(self.sizes(), {}, itemsize) for spec in kernels)
 
-    def initial_state(self, batch, capacity=None, dtype=None):
+    def initial_state(self, batch: int, capacity: int | None = None, dtype: str | None = None) -> State:
         """Constant in the text's length: `conv [b, w - 1, e]`, `ssm [b, s, e]`, float32, and `position [b]`."""
         check_streams(self, self.obstacle)
         check_capacity(self, capacity)
@@ -150,7 +158,14 @@ class Mamba(LinearMixer):
         tokens = convolution.initial_state(sizes, {}, dtype)["tokens"]
         return {"conv": tokens, **SPEC.stream.initial_state(sizes, {}, dtype)}
 
-    def extend(self, x, state, positions=None, valid=None, precomputed=None):
+    def extend(
+        self,
+        x: Tensor,
+        state: State,
+        positions: Tensor | None = None,
+        valid: Tensor | None = None,
+        precomputed: dict | None = None,
+    ) -> tuple[Tensor, State]:
         """The next tokens of each row; see `flash_tf.layers.mixers`."""
         check_streams(self, self.obstacle)
         x, z = ops.split(self.in_projection(x), 2, axis=-1)

@@ -1,5 +1,7 @@
 """MC-TFM++: a Transformer's attention inside chunks, and linear attention across them."""
 
+from typing import Any
+
 import keras
 from keras import ops
 
@@ -7,6 +9,7 @@ from flash_tf.layers.linear_mixer import LinearMixer
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.offset_scale import OffsetScale
 from kernels_xla.common.rotary import rotary
+from kernels_xla.common.spec import KernelSpec, Tensor
 from kernels_xla.mc_tfm import SPEC
 
 
@@ -54,7 +57,7 @@ class MixedChunkSelfAttention(LinearMixer):
         self.heads, self.chunk_size, self.causal, self.rotary = heads, chunk_size, causal, rotary
         self.supports_masking = True
 
-    def build(self, x_shape):
+    def build(self, x_shape: tuple) -> None:
         self.build_heads(x_shape, multiple=2 if self.rotary else 1)
         self.query_scale, self.key_scale = (
             OffsetScale([name], dtype=self.dtype_policy, name=f"{name}_scale") for name in ("lin_q", "lin_k")
@@ -69,18 +72,18 @@ class MixedChunkSelfAttention(LinearMixer):
         return self.chunk_size
 
     @property
-    def spec(self):
+    def spec(self) -> KernelSpec:
         return SPEC
 
     @property
-    def case(self):
+    def case(self) -> dict[str, Any]:
         return {"chunk_size": self.chunk_size, "causal": self.causal}
 
-    def sizes(self, b=1, n=None):
+    def sizes(self, b: int = 1, n: int | None = None) -> dict[str, int]:
         s = self.width // self.heads
         return {"b": b, "n": n, "h": self.heads, "s": s, "e": s}
 
-    def enter(self, x, positions):
+    def enter(self, x: Tensor, positions: Tensor) -> tuple[dict[str, Tensor], list[Tensor]]:
         q, k, v = self.heads_of(x)
         heads = {"q": q, "k": k} | self._scaled(self.query_scale, q) | self._scaled(self.key_scale, k)
         heads = {name: rotary(part, positions) for name, part in heads.items()} if self.rotary else heads
@@ -91,10 +94,10 @@ class MixedChunkSelfAttention(LinearMixer):
         made = layer(ops.reshape(x, (*ops.shape(x)[:2], self.width)))
         return {name: self.split(part) for name, part in made.items()}
 
-    def leave(self, out, rest):
+    def leave(self, out: Tensor, rest: list[Tensor]) -> Tensor:
         return self.out_projection(ops.reshape(out, (*ops.shape(out)[:2], self.width)))
 
-    def projection_flops(self):
+    def projection_flops(self) -> int:
         return 8 * self.width**2
 
     def activations(self, n: int) -> int:

@@ -1,6 +1,7 @@
 """Several mixers side by side in one block."""
 
 import math
+from typing import Any
 
 import keras
 
@@ -8,6 +9,7 @@ from flash_tf import renamed
 from flash_tf.layers.common import options
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.streaming import check_capacity, check_streams, joined, split
+from kernels_xla.common.spec import State, Tensor
 
 
 @MIXERS.register("parallel")
@@ -53,12 +55,19 @@ class Parallel(keras.layers.Layer):
         self.parts = [MIXERS.build(kind, name=f"mixer_{i}", **same) for i, kind in enumerate(self.mixers)]
         self.supports_masking = True
 
-    def build(self, x_shape):
+    def build(self, x_shape: tuple) -> None:
         for part in self.parts:
             part.build(x_shape)
         self.built = True
 
-    def call(self, x, padding_mask=None, segment_ids=None, positions=None, training=None):
+    def call(
+        self,
+        x: Tensor,
+        padding_mask: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+        positions: Tensor | None = None,
+        training: bool | None = None,
+    ) -> Tensor:
         masks = {"padding_mask": padding_mask, "segment_ids": segment_ids, "positions": positions}
         return sum(part(x, **masks, training=training) for part in self.parts)
 
@@ -93,14 +102,21 @@ class Parallel(keras.layers.Layer):
             return None
         return sum(part.state_bytes(n, itemsize) for part in self.parts) - 4 * (len(self.parts) - 1)  # one position
 
-    def initial_state(self, batch, capacity=None, dtype=None):
+    def initial_state(self, batch: int, capacity: int | None = None, dtype: str | None = None) -> State:
         """`mixer_0/<name>` and so on, and one `position` for all; `capacity` goes to the mixers that grow."""
         check_streams(self, self.obstacle)
         check_capacity(self, capacity)
         states = [part.initial_state(batch, capacity if part.grows else None, dtype) for part in self.parts]
         return joined("mixer", states)
 
-    def extend(self, x, state, positions=None, valid=None, precomputed=None):
+    def extend(
+        self,
+        x: Tensor,
+        state: State,
+        positions: Tensor | None = None,
+        valid: Tensor | None = None,
+        precomputed: dict | None = None,
+    ) -> tuple[Tensor, State]:
         """The next tokens of each row; see `flash_tf.layers.mixers`."""
         check_streams(self, self.obstacle)
         precomputed = [None] * len(self.parts) if precomputed is None else precomputed
@@ -110,10 +126,10 @@ class Parallel(keras.layers.Layer):
         ]
         return sum(out for out, _ in ends), joined("mixer", [own for _, own in ends])
 
-    def precompute(self, state):
+    def precompute(self, state: State) -> dict:
         return [part.precompute(own) for part, own in zip(self.parts, self._split(state), strict=True)]
 
-    def flush(self, states):
+    def flush(self, states: list[State]) -> list[State]:
         by_part = zip(*(self._split(state) for state in states), strict=True)
         closed = [part.flush(list(own)) for part, own in zip(self.parts, by_part, strict=True)]
         return [joined("mixer", own) for own in zip(*closed, strict=True)]
@@ -121,8 +137,8 @@ class Parallel(keras.layers.Layer):
     def _split(self, state):
         return split("mixer", state, len(self.parts))
 
-    def compute_output_shape(self, x_shape):
+    def compute_output_shape(self, x_shape: tuple) -> tuple:
         return x_shape  # known without a trace, which an unknown length would stop on JAX
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), **options(self)}

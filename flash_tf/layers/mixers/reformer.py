@@ -5,6 +5,7 @@ import keras
 from flash_tf.layers.bidirectional_mixer import BidirectionalMixer
 from flash_tf.layers.common import parts_of, projection
 from flash_tf.layers.mixers import MIXERS
+from kernels_xla.common.spec import KernelSpec, Tensor
 from kernels_xla.reformer import SPEC
 
 
@@ -60,7 +61,7 @@ class Reformer(BidirectionalMixer):
         if buckets % 2:
             raise ValueError(f"Reformer needs an even number of buckets, got {buckets}")
 
-    def build(self, x_shape):
+    def build(self, x_shape: tuple) -> None:
         self.check_heads(x_shape)
         self.in_projection = projection(self, 2 * self.width, "in_projection")
         self.out_projection = projection(self, self.width, "out_projection")
@@ -68,16 +69,16 @@ class Reformer(BidirectionalMixer):
         self.out_projection.build(x_shape)
         self.built = True
 
-    def enter(self, x, positions):
+    def enter(self, x: Tensor, positions: Tensor | None) -> tuple[dict[str, Tensor], list[Tensor]]:
         q, v = (self.split(part) for part in parts_of(self.in_projection, x, [self.width] * 2))
         return {"q": q, "v": v}, []
 
-    def projection_flops(self):
+    def projection_flops(self) -> int:
         return 6 * self.width**2
 
     @property
-    def spec(self):
+    def spec(self) -> KernelSpec:
         return SPEC
 
-    def seen(self, n):
+    def seen(self, n: int) -> int:
         return 2 * self.rounds * self.chunk_size

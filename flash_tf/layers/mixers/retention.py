@@ -1,5 +1,7 @@
 """Retention: linear attention whose heads forget, each at a pace of its own."""
 
+from typing import Any
+
 import keras
 import numpy as np
 from keras import ops
@@ -10,6 +12,7 @@ from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero
 from kernels_xla.common.norms import scale_norm
 from kernels_xla.common.rotary import rotary
+from kernels_xla.common.spec import KernelSpec, Tensor
 from kernels_xla.retention import SPEC
 
 
@@ -62,7 +65,7 @@ class Retention(LinearMixer):
             raise ValueError(f"Retention needs heads >= 1, got {heads}")
         self.supports_masking = True
 
-    def build(self, x_shape):
+    def build(self, x_shape: tuple) -> None:
         self.check_heads(x_shape, multiple=2)
         dense = lambda width, name: keras.layers.Dense(  # noqa: E731
             width, use_bias=False, kernel_initializer=normal(), dtype=self.dtype_policy, name=name
@@ -74,14 +77,14 @@ class Retention(LinearMixer):
         self.built = True
 
     @property
-    def spec(self):
+    def spec(self) -> KernelSpec:
         return SPEC
 
     @property
-    def case(self):
+    def case(self) -> dict[str, Any]:
         return {"causal": True, "chunk_size": self.block_size}
 
-    def sizes(self, b=1, n=None):
+    def sizes(self, b: int = 1, n: int | None = None) -> dict[str, int]:
         s = self.width // self.heads
         return {"b": b, "n": n, "h": self.heads, "s": s, "e": 2 * s}
 
@@ -89,7 +92,7 @@ class Retention(LinearMixer):
         """The logarithm of each head's gamma, `[h]`."""
         return np.log1p(-(2.0 ** (-5 - np.arange(self.heads)))).astype("float32")
 
-    def enter(self, x, positions):
+    def enter(self, x: Tensor, positions: Tensor) -> tuple[dict[str, Tensor], list[Tensor]]:
         d, pairs = self.width, self.width // self.heads // 2
         q, k, v, gate = ops.split(self.in_projection(x), [d, 2 * d, 4 * d], axis=-1)
         base = 10_000.0 ** (pairs / max(pairs - 1, 1))  # so that the last of the pairs turns by 1 / 10,000
@@ -100,12 +103,12 @@ class Retention(LinearMixer):
         log_decay = ops.broadcast_to(ops.convert_to_tensor(self.log_decay()) + zero, (*ops.shape(x)[:2], self.heads))
         return {"q": q, "k": k, "v": self.split(v), "log_decay": log_decay}, [gate]
 
-    def leave(self, out, rest):
+    def leave(self, out: Tensor, rest: list[Tensor]) -> Tensor:
         out = scale_norm(out, 1.0, epsilon=1e-6)
         out = ops.reshape(out, (*ops.shape(out)[:2], 2 * self.width))
         return self.out_projection(ops.silu(rest[0]) * out)
 
-    def projection_flops(self):
+    def projection_flops(self) -> int:
         return 16 * self.width**2
 
     def activations(self, n: int) -> int:

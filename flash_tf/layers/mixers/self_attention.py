@@ -11,6 +11,7 @@ from flash_tf.layers.streaming import check_streams, next_positions
 from kernels_xla import gau
 from kernels_xla import softmax_attention as softmax
 from kernels_xla.common.rotary import rotary
+from kernels_xla.common.spec import State, Tensor
 from kernels_xla.gau import gau_attention
 from kernels_xla.softmax_attention import SPEC
 
@@ -70,7 +71,7 @@ class MultiHeadSelfAttention(KernelMixer):
         self.gated, self.use_bias = gated, use_bias
         self.supports_masking = True
 
-    def build(self, x_shape):
+    def build(self, x_shape: tuple) -> None:
         self.width = d = x_shape[-1]
         if d % self.heads or (self.rotary and d // self.heads % 2):
             needed = "divide the width into even parts" if self.rotary else "divide the width"
@@ -81,7 +82,14 @@ class MultiHeadSelfAttention(KernelMixer):
         self.out_projection.build(x_shape)
         self.built = True
 
-    def call(self, x, padding_mask=None, segment_ids=None, positions=None, training=None):
+    def call(
+        self,
+        x: Tensor,
+        padding_mask: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+        positions: Tensor | None = None,
+        training: bool | None = None,
+    ) -> Tensor:
         positions = token_positions(x, segment_ids) if positions is None else positions
         attend = softmax.softmax_attention if self.kernel == "softmax" else gau_attention
         q, k, v, *gate = self._project(x, positions)
@@ -100,17 +108,24 @@ class MultiHeadSelfAttention(KernelMixer):
         out = ops.reshape(out, (*ops.shape(out)[:2], self.width))
         return self.out_projection(ops.silu(gate[0]) * out if gate else out)
 
-    def sizes(self, b=1, n=None):
+    def sizes(self, b: int = 1, n: int | None = None) -> dict[str, int]:
         s = self.width // self.heads
         return {"b": b, "n": n, "h": self.heads, "s": s, "e": s}
 
-    def projection_flops(self):
+    def projection_flops(self) -> int:
         return 2 * self.width**2 * (5 if self.gated else 4)
 
     def activations(self, n: int) -> int:
         return (9 + 2 * self.gated) * self.width + 3 * n * self.heads  # float32 scores count twice
 
-    def extend(self, x, state, positions=None, valid=None, precomputed=None):
+    def extend(
+        self,
+        x: Tensor,
+        state: State,
+        positions: Tensor | None = None,
+        valid: Tensor | None = None,
+        precomputed: dict | None = None,
+    ) -> tuple[Tensor, State]:
         """The next tokens of each row; see `flash_tf.layers.mixers`."""
         check_streams(self, self.obstacle)
         positions = next_positions(state["position"], ops.shape(x)[1]) if positions is None else positions

@@ -4,6 +4,7 @@ import keras
 
 from flash_tf.layers.bidirectional_mixer import BidirectionalMixer
 from flash_tf.layers.mixers import MIXERS
+from kernels_xla.common.spec import KernelSpec
 from kernels_xla.skyformer import SPEC
 
 
@@ -44,8 +45,8 @@ class Skyformer(BidirectionalMixer):
         self.keep(causal, seed, heads=heads, landmarks=landmarks)
 
     @property
-    def spec(self):
+    def spec(self) -> KernelSpec:
         return SPEC
 
-    def seen(self, n):
+    def seen(self, n: int) -> int:
         return 2 * self.landmarks

@@ -6,6 +6,7 @@ from keras import ops
 from flash_tf.layers.bidirectional_mixer import BidirectionalMixer
 from flash_tf.layers.common import parts_of, projection
 from flash_tf.layers.mixers import MIXERS
+from kernels_xla.common.spec import KernelSpec, Tensor
 from kernels_xla.transformer_ls import attention, causal_attention
 from kernels_xla.transformer_ls.attention import EPSILON
 
@@ -62,7 +63,7 @@ class TransformerLS(BidirectionalMixer):
         """Documents must start at multiples of the segment."""
         return self.chunk_size if self.causal else 1
 
-    def build(self, x_shape):
+    def build(self, x_shape: tuple) -> None:
         self.build_heads(x_shape, multiple=1)
         # A bias would add the same to all tokens of a sum, whose softmax is over the tokens.
         self.landmark_projection = projection(self, self.heads * self.landmarks, "landmark_projection", use_bias=False)
@@ -73,10 +74,10 @@ class TransformerLS(BidirectionalMixer):
             layer.build(x_shape)
         self.built = True
 
-    def sizes(self, b=1, n=None):
+    def sizes(self, b: int = 1, n: int | None = None) -> dict[str, int]:
         return {**super().sizes(b, n), "r": self.landmarks}
 
-    def enter(self, x, positions):
+    def enter(self, x: Tensor, positions: Tensor | None) -> tuple[dict[str, Tensor], list[Tensor]]:
         q, k, v = parts_of(self.in_projection, x, [self.width] * 3)
         inputs = {"q": q, "k": self.near_norm(k), "v": self.near_norm(v), "scores": self.landmark_projection(x)}
         inputs = {name: self.split(part) for name, part in inputs.items()}
@@ -85,13 +86,13 @@ class TransformerLS(BidirectionalMixer):
         norm = {name: ops.reshape(weight, shape) for name, weight in norm.items()}
         return {**inputs, **{f"{of}_{name}": weight for of in "kv" for name, weight in norm.items()}}, []
 
-    def projection_flops(self):
+    def projection_flops(self) -> int:
         return 8 * self.width**2 + 2 * self.width * self.heads * self.landmarks
 
     @property
-    def spec(self):
+    def spec(self) -> KernelSpec:
         return causal_attention.SPEC if self.causal else attention.SPEC
 
-    def seen(self, n):
+    def seen(self, n: int) -> int:
         segments = n // self.chunk_size if self.causal else 1
         return 2 * self.chunk_size + (segments + 1) * self.landmarks  # once more for those that make the sums
