@@ -15,6 +15,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TEXTS = [*PAGES, *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md"))]
 SOURCES = []  # folders whose docstrings and comments are held to the same English
 TWISTED = re.compile(r"\b(?:that|those) of\b|\bof which\b", re.IGNORECASE)
+FILE = re.compile(r"`((?:flash_tf|kernels_xla|tests|benchmarks|colab|configs|docs|requirements|scripts)/[\w./-]*)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 ADDRESS = re.compile(r"github\.com/[\w-]+/flash-tf\b")
 README_WORDS = 900
@@ -47,6 +48,11 @@ def test_every_link_to_a_file_finds_it(path):
     links = [link.partition("#")[0] for link in LINK.findall(path.read_text("utf-8"))]
     inside = [link for link in links if link and "://" not in link]
     assert [link for link in inside if not (path.parent / link).exists()] == []
+
+
+@each_text
+def test_every_file_of_the_package_that_is_named_exists(path):
+    assert [name for name in FILE.findall(path.read_text("utf-8")) if not (ROOT / name).exists()] == []
 
 
 def test_every_public_layer_is_on_the_page_of_the_api():

@@ -7,7 +7,9 @@
 - A block whose title says what it needs, as a GPU or the network, is not run.
 """
 
+import ast
 import dataclasses
+import importlib
 import os
 import re
 import shutil
@@ -115,6 +117,17 @@ def test_every_block_says_what_it_is(page):
     assert {block.language for block in blocks(page)} <= LANGUAGES
     fences = re.findall(r"^\s*```", (ROOT / page).read_text("utf-8"), re.MULTILINE)
     assert len(fences) == 2 * len(blocks(page))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_a_page_imports_from_the_package_is_there(page):
+    own = {block.title.removesuffix(".py").replace("/", ".") for block in blocks(page)}
+    for block in blocks(page):
+        for line in ast.parse(block.text).body if block.language == "python" else ():
+            ours = isinstance(line, ast.ImportFrom) and line.module.partition(".")[0] in A_CHECKOUT
+            if ours and line.module not in own:
+                module = importlib.import_module(line.module)
+                assert [name.name for name in line.names if not hasattr(module, name.name)] == []
 
 
 @pytest.mark.parametrize(
