@@ -99,5 +99,5 @@ def test_a_wrong_option_is_refused_in_one_line(make, said):
 def test_a_text_beyond_the_constant_of_linformer_is_refused():
     layer = built(Linformer, {"heads": 2, "max_length": N})
     assert outputs(layer, normal(B, N, D)).shape == (B, N, D)
-    with pytest.raises(ValueError, match=f"Linformer has max_length={N}, for texts of as many tokens, got {N + 1}"):
+    with pytest.raises(ValueError, match=f"Linformer needs texts of at most max_length={N} tokens, got {N + 1}"):
         outputs(layer, normal(B, N + 1, D))

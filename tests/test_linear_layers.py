@@ -121,7 +121,7 @@ def test_cosines_weigh_by_distance_and_not_by_the_length_of_the_text():
     later = outputs(layer, x[:, :20], positions=np.arange(5, 25, dtype="int32")[None])
     assert relative_error(later, outputs(layer, x[:, :20])) < FLOAT32
     assert outputs(layer, x).shape == (B, 48, D)
-    with pytest.raises(ValueError, match="LinearAttention has cosine_length=48, for texts of as many tokens, got 49"):
+    with pytest.raises(ValueError, match="LinearAttention needs texts of at most cosine_length=48 tokens, got 49"):
         layer(ops.ones((B, 49, D)))
 
 

@@ -2,7 +2,7 @@
 
 Attention layers are called as `(x, padding_mask=None, segment_ids=None, positions=None, training=None)`, with x
 `[b, n, d]`, `padding_mask [b, n]` True at real tokens, `segment_ids [b, n]` 0 at padding and one number a document, and
-`positions [b, n]` (or `[1, n]`), which by default count from 0 and, if packed, start again with each document.
+`positions [b, n]` (or `[1, n]`). By default, positions count from 0 and start again with each packed document.
 """
 
 from flash_tf import backend  # noqa: F401

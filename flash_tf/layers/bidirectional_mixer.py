@@ -1,4 +1,4 @@
-"""What mixers share that read the whole text, unless they have a causal form."""
+"""The common part of mixers that read the whole text."""
 
 from typing import Any
 
@@ -9,21 +9,21 @@ from kernels_xla.common.spec import Tensor
 
 
 class BidirectionalMixer(LinearMixer):
-    """A mixer of several heads around a kernel that is not causal: all but what is its own; see `LinearMixer`.
+    """A multi-head mixer around a kernel that is not causal; see `LinearMixer`.
 
-    A subclass passes its options to `keep`, under the kernel's names where they are the kernel's, and implements `spec`
-    and `seen`. One that has a kernel for its causal form, too, says so by `never_causal = False`.
+    A subclass passes its options to `set_options`, under the kernel's names, and implements `spec` and `seen`. A
+    subclass that also has a causal kernel sets `never_causal = False`.
     """
 
     never_causal = True
     packs = False
     lrpe = False
 
-    def keep(self, causal: bool, seed: int | None = None, **counts: int) -> None:
-        """Keeps the options.
+    def set_options(self, causal: bool, seed: int | None = None, **counts: int) -> None:
+        """Sets the options as attributes.
 
         Raises:
-          ValueError: It is to be causal and never is, or a count is below 1.
+          ValueError: `causal` is true for a mixer that is never causal, or a count is below 1.
         """
         name = type(self).__name__
         if causal and self.never_causal:
@@ -79,7 +79,7 @@ class BidirectionalMixer(LinearMixer):
         return 8 * self.width**2
 
     def seen(self, n: int) -> int:
-        """Scores of a token and head, in a text of n."""
+        """Number of scores for each token and head, in a text of n tokens."""
         raise NotImplementedError
 
     def activations(self, n: int) -> int:

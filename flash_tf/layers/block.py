@@ -11,7 +11,7 @@ from flash_tf.layers.simple_rms_norm import SimpleRMSNorm
 from flash_tf.layers.streaming import normalized
 from kernels_xla.common.spec import State, Tensor
 
-EPSILON = 1e-5  # of the papers
+EPSILON = 1e-5  # the papers' value
 NORMS = {
     "scale_norm": functools.partial(ScaleNorm, epsilon=EPSILON),
     "layer_norm": functools.partial(keras.layers.LayerNormalization, epsilon=EPSILON),
@@ -35,16 +35,16 @@ class ResidualBlock(keras.layers.Layer):
     Args:
       inner: The layer inside: a mixer or a feed-forward layer.
       norm: "scale_norm", "layer_norm", "layer_norm_without_bias", "rms_norm" or "simple_rms_norm".
-      dropout: Rate at which numbers of the branch are dropped in training.
-      remat: Whether the branch is computed again in the backward pass instead of kept. The dropout is not in it, so
-        that both passes see one mask.
+      dropout: Dropout rate of the branch's output in training.
+      remat: Whether the backward pass recomputes the branch instead of keeping its activations. The dropout is outside,
+        so that both passes see one mask.
       **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:
       x: Float tensor `[b, n, d]`.
       padding_mask, segment_ids, positions: Passed to `inner`.
-      prefix_mask: Passed to `inner` if given, which must then take it.
-      training: Whether to drop.
+      prefix_mask: Passed to `inner` if given; `inner` must accept it.
+      training: Whether dropout is active.
 
     Returns:
       Float tensor `[b, n, d]`.
@@ -74,12 +74,12 @@ class ResidualBlock(keras.layers.Layer):
 
     def build(self, x_shape: tuple) -> None:
         self.norm.build(x_shape)
-        if not self.inner.built:  # a layer that was read from a file comes built
+        if not self.inner.built:  # a layer from a file is built already
             self.inner.build(x_shape)
         self.built = True
 
     def compute_output_shape(self, x_shape: tuple) -> tuple:
-        return x_shape  # Keras on JAX finds none by tracing where the length is unknown
+        return x_shape  # Keras on JAX cannot trace an unknown length
 
     def call(
         self,
@@ -96,7 +96,7 @@ class ResidualBlock(keras.layers.Layer):
         return x + self.dropout(remat(branch)(x) if self.remat and training else branch(x), training=training)
 
     def initial_state(self, batch: int, capacity: int | None = None, dtype: str | None = None) -> State:
-        """State of `inner` before the first token; empty if it sees each token alone. See `flash_tf.layers.mixers`."""
+        """State of `inner` before the first token; empty for a feed-forward layer. See `flash_tf.layers.mixers`."""
         return self.inner.initial_state(batch, capacity, dtype) if hasattr(self.inner, "initial_state") else {}
 
     def extend(

@@ -1,4 +1,4 @@
-"""What several layers share: the paper's initialiser, projections, and the options of a layer as its config."""
+"""Helpers of several layers: the paper's initialiser, projections, and a layer's options as its config."""
 
 import inspect
 import itertools
@@ -12,7 +12,7 @@ from kernels_xla.common.spec import Tensor
 
 
 def normal() -> keras.initializers.Initializer:
-    """N(0, 0.02), of every matrix in FLASH (its appendix), and here of all systems but where a layer says otherwise."""
+    """N(0, 0.02), from FLASH's appendix: the initialiser of all matrices here unless a layer says otherwise."""
     return keras.initializers.RandomNormal(0.0, 0.02)
 
 
@@ -28,21 +28,23 @@ def parts_of(
     x: Tensor,
     widths: list,
     activation: Callable[[Tensor], Tensor] = keras.activations.linear,
-    rows: list | None = None,
+    shapes: list | None = None,
 ) -> list:
-    """The activation of the product of `x` with one kernel, cut into parts of `widths`.
+    """Projects `x` with one kernel, applies the activation, and splits the result into parts of `widths`.
 
-    On a GPU one wide product is the faster, and one wide activation: its gradient is one pass. A TPU would copy the
-    parts out of it, and their gradients back into it: there each part has a product of its own. Nor does XLA's compiler
-    for it carry an activation's gradient through a change of shape: it computes it once for each shape in which it is
-    read. So there each part gets its bias and its activation in the shape in which its gradient will be made.
+    On a GPU, one wide product and one wide activation are fastest, because the gradient is one pass. A TPU would copy
+    the parts out and their gradients back, so there each part has its own product. XLA:TPU does not fuse an
+    activation's gradient across a reshape, so each part gets its bias and activation in the shape of its gradient.
 
     Args:
       dense: The projection.
       x: `[..., d]`.
-      widths: Of the parts.
-      activation: Elementwise.
-      rows: That shape without its last axis, for each part; None for that of `x`.
+      widths: Widths of the parts.
+      activation: An elementwise function.
+      shapes: For each part, the shape of its gradient without the last axis; None for the shape of `x`.
+
+    Returns:
+      A list of tensors `[..., width]`.
     """
     ends = list(itertools.accumulate(widths))[:-1]
     if not on_tpu() or dense.quantization_mode:
@@ -50,8 +52,8 @@ def parts_of(
     lead = ops.shape(x)[:-1]
     x, kernel = (ops.cast(tensor, dense.compute_dtype) for tensor in (x, dense.kernel))
     parts = [ops.matmul(x, part) for part in ops.split(kernel, ends, axis=-1)]
-    rows = [lead] * len(parts) if rows is None else rows
-    parts = [ops.reshape(part, (*to, part.shape[-1])) for part, to in zip(parts, rows, strict=True)]
+    shapes = [lead] * len(parts) if shapes is None else shapes
+    parts = [ops.reshape(part, (*to, part.shape[-1])) for part, to in zip(parts, shapes, strict=True)]
     if dense.use_bias:
         bias = ops.split(ops.cast(dense.bias, dense.compute_dtype), ends)
         parts = [part + offset for part, offset in zip(parts, bias, strict=True)]
@@ -59,7 +61,7 @@ def parts_of(
 
 
 def check_activation(layer: keras.layers.Layer, name: str) -> None:
-    """Raises a ValueError at construction, not in the first step, unless Keras has an activation of that name."""
+    """Raises a ValueError unless Keras has an activation of that name."""
     try:
         keras.activations.get(name)
     except ValueError:
@@ -68,5 +70,5 @@ def check_activation(layer: keras.layers.Layer, name: str) -> None:
 
 
 def options(layer: keras.layers.Layer) -> dict:
-    """The constructor's arguments, each kept by `layer` under its own name: what `get_config` adds to Keras'."""
+    """The constructor's arguments, which `layer` keeps under the same names. `get_config` adds them to Keras' own."""
     return {name: getattr(layer, name) for name in inspect.signature(type(layer)).parameters if name != "kwargs"}

@@ -16,13 +16,13 @@ class CrossGatedAttention(keras.layers.Layer):
     """`out = W_o (u * attend(q, k, v))` with `u, z = silu(W_x x)`, `v, z' = silu(W_m memory)`, q of z and k of z'.
 
     Source: none; our definition. FLASH's unit (arXiv:2202.10447, section 2.2) derives gate, queries, keys and values
-    from one text. Here gate and queries come from `x`, keys and values from `memory`, by projections of their own; q
-    and k are scaled and offset as there; squared-ReLU weights are divided by the real tokens of the memory; and there
-    is neither rotary embedding nor a bias by distance, because places in two texts have no distance.
+    from one text. Here gate and queries come from `x`, and keys and values from `memory`, each with its own projection.
+    q and k are scaled and offset as in FLASH. Squared-ReLU weights are divided by the number of real tokens of the
+    memory. There is no rotary embedding and no relative bias, because positions in two texts have no distance.
 
     Args:
       key_dim: Width s of z.
-      expansion: e / d, the width of gate and values over that of `x`.
+      expansion: e / d, the width of gate and values over the width of `x`.
       **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:
@@ -34,7 +34,7 @@ class CrossGatedAttention(keras.layers.Layer):
     Returns:
       Float tensor `[b, n, d]`.
 
-    Masking: padding of the memory is neither read nor counted; outputs at padding of `x` mean nothing.
+    Masking: padding of the memory is neither read nor counted. Outputs at padding of `x` are undefined.
 
     Example:
       >>> CrossGatedAttention(key_dim=8)(ops.ones((2, 10, 16)), ops.ones((2, 7, 12))).shape
@@ -79,7 +79,7 @@ class CrossGatedAttention(keras.layers.Layer):
 
     def compute_output_shape(self, x_shape: tuple, memory_shape: tuple) -> tuple:
         del memory_shape
-        return x_shape  # known without a trace, which an unknown length would stop on JAX
+        return x_shape  # Keras on JAX cannot trace an unknown length
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), **options(self)}

@@ -1,4 +1,4 @@
-"""What a mixer around one kernel knows by the kernel alone: its cost, its state, and whether it can stream."""
+"""The base class of mixers around one kernel: cost, state and streaming come from the kernel's `SPEC`."""
 
 from typing import Any, Self
 
@@ -11,10 +11,10 @@ from kernels_xla.common.spec import KernelSpec, State
 
 
 class KernelMixer(keras.layers.Layer):
-    """A mixer that has, of all there is in `flash_tf.layers.mixers`, what its kernel's `SPEC` says.
+    """A mixer around one kernel; `flash_tf.layers.mixers` describes the members.
 
-    A subclass has `causal`, and implements `spec`, `case`, `sizes`, `projection_flops`, `activations`, `call` and, if
-    it can stream, `extend`. One whose kernel keeps more for a longer text says so by `grows = True`.
+    A subclass has `causal` and implements `spec`, `case`, `sizes`, `projection_flops`, `activations`, `call` and, if
+    it can stream, `extend`. A subclass whose state grows with the text sets `grows = True`.
     """
 
     align = 1
@@ -48,22 +48,22 @@ class KernelMixer(keras.layers.Layer):
     @property
     def obstacle(self) -> str | None:
         """Why it cannot stream, or None."""
-        return None if self.causal else "it reads later tokens, being not causal"
+        return None if self.causal else "it is not causal and reads later tokens"
 
     def initial_state(self, batch: int, capacity: int | None = None, dtype: str | None = None) -> State:
-        """What the kernel's stream starts from; see `flash_tf.layers.mixers`. Tokens past a `capacity` are not kept."""
+        """The state before the first token; see `flash_tf.layers.mixers`. Tokens beyond `capacity` are not kept."""
         check_streams(self, self.obstacle)
         check_capacity(self, capacity)
         return self.spec.stream.initial_state(self.sizes(batch, capacity), self.case, dtype or self.compute_dtype)
 
     def precompute(self, state: State) -> dict:
-        return {}  # nothing depends on weights alone
+        return {}  # nothing to precompute
 
     def flush(self, states: list[State]) -> list[State]:
-        return states  # nothing is put off
+        return states  # nothing is deferred
 
     def compute_output_shape(self, x_shape: tuple) -> tuple:
-        return x_shape  # known without a trace, which an unknown length would stop on JAX
+        return x_shape  # Keras on JAX cannot trace an unknown length
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), **options(self)}

@@ -1,4 +1,4 @@
-"""What mixers share that project into a kernel and out of it, most of them in linear time."""
+"""The common part of multi-head mixers: projections into a kernel and out of it."""
 
 from keras import ops
 
@@ -11,17 +11,17 @@ from kernels_xla.common.spec import State, Tensor
 
 
 class LinearMixer(KernelMixer):
-    """A mixer around a kernel of attention in linear time: all but what is its own; see `flash_tf.layers.mixers`.
+    """A mixer with projections before and after its kernel; see `flash_tf.layers.mixers`.
 
-    A subclass has `heads` and, once it is built, `width`; and it implements `enter` and `leave`.
+    A subclass has `heads` and, once built, `width`. It implements `enter` and `leave`.
     """
 
     def enter(self, x: Tensor, positions: Tensor) -> tuple[dict, list]:
-        """`[b, n, d]` -> what the kernel takes, by name, and what `leave` takes beside what it puts out."""
+        """`[b, n, d]` -> the kernel's inputs by name, and a list of further tensors for `leave`."""
         raise NotImplementedError
 
     def leave(self, out: Tensor, rest: list) -> Tensor:
-        """What the kernel puts out, `[b, n, h, e]` -> `[b, n, d]`."""
+        """The kernel's output `[b, n, h, e]` -> `[b, n, d]`."""
         raise NotImplementedError
 
     def call(
@@ -38,14 +38,14 @@ class LinearMixer(KernelMixer):
         return self.leave(out, rest)
 
     def check_heads(self, x_shape: tuple, multiple: int = 1) -> None:
-        """Keeps the width, and raises a ValueError unless the heads divide it into multiples of `multiple`."""
+        """Sets the width. Raises a ValueError unless the heads divide it into multiples of `multiple`."""
         self.width, name = x_shape[-1], type(self).__name__
         if self.width % (multiple * self.heads):
             parts = "" if multiple == 1 else f" into multiples of {multiple}"
             raise ValueError(f"{name}: heads must divide the width{parts}, got heads {self.heads}, width {self.width}")
 
     def build_heads(self, x_shape: tuple, multiple: int, use_bias: bool = True) -> None:
-        """The projections of queries, keys and values in one, and of the output; and `turn`, where there is `lrpe`."""
+        """Builds one projection for queries, keys and values, the out-projection and, with `lrpe`, `turn`."""
         self.check_heads(x_shape, multiple)
         self.in_projection = projection(self, 3 * self.width, "in_projection", use_bias)
         self.out_projection = projection(self, self.width, "out_projection", use_bias)
@@ -56,7 +56,7 @@ class LinearMixer(KernelMixer):
             self.turn.build((*x_shape[:-1], self.heads, self.width // self.heads))
 
     def heads_of(self, x: Tensor) -> list:
-        """`[b, n, d]` -> q, k and v, `[b, n, h, s]`, by what `build_heads` built."""
+        """`[b, n, d]` -> q, k and v, `[b, n, h, s]`."""
         return [self.split(part) for part in parts_of(self.in_projection, x, [self.width] * 3)]
 
     def split(self, x: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class LinearMixer(KernelMixer):
 
 
 def check_causal(mixer: LinearMixer) -> None:
-    """Raises a ValueError unless the mixer is causal, where it cannot be otherwise."""
+    """Raises a ValueError unless the mixer, which is always causal, was asked to be."""
     if not mixer.causal:
         raise ValueError(f"{type(mixer).__name__} is causal by definition: it needs causal true, got {mixer.causal}")
 

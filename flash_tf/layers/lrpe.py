@@ -1,4 +1,4 @@
-"""LRPE: a rotary embedding whose frequencies are learned."""
+"""LRPE: a rotary embedding with learned frequencies."""
 
 import keras
 import numpy as np
@@ -14,12 +14,11 @@ from kernels_xla.common.spec import Tensor
 class LRPE(keras.layers.Layer):
     """Reflects queries and keys, then rotates them by their token's position, at learned frequencies.
 
-    Products depend on distance alone, if both go through one layer. Features are often not negative: the reflection,
-    of Householder's form with one random vector, lets a rotation of them use all directions.
+    If queries and keys go through one layer, their products depend on the distance only. Features are often not
+    negative. The Householder reflection with one random vector lets a rotation use all directions.
 
-    Source: Qin et al., "Linearized Relative Positional Encoding", arXiv:2307.09270, as TransNormer uses it. The vector
-    is drawn once for all layers of a width [our definition: then no checkpoint needs it]. Channel i turns with channel
-    i + s/2.
+    Source: Qin et al., "Linearized Relative Positional Encoding", arXiv:2307.09270, as TransNormer uses it. All layers
+    of a width share the vector [our definition: no checkpoint needs to store it]. Channel i is paired with i + s/2.
 
     Args:
       **kwargs: Passed to `keras.layers.Layer`.

@@ -13,13 +13,13 @@ from kernels_xla.common.spec import Tensor
 class OffsetScale(keras.layers.Layer):
     """Makes named heads from z: `head = gamma_head z + beta_head`, elementwise.
 
-    Source: FLASH (arXiv:2202.10447), section 2.2, the transformations Q and K. Weights carry the head's name, because
-    implementations disagree on the order.
+    Source: FLASH (arXiv:2202.10447), section 2.2, the transformations Q and K. The weights carry the head's name,
+    because implementations disagree on the order.
 
     Args:
       heads: Names of the heads.
-      gamma: "ones", or "normal" for the N(0, 0.02) of the paper's pseudocode, with which GAU is alive only under the
-        paper's scale with a bias: elsewhere its attention weights start near 1e-5.
+      gamma: "ones", or "normal" for N(0, 0.02), as in the paper's pseudocode. With "normal", GAU learns only under the
+        paper's scale with a bias: otherwise its attention weights start near 1e-5.
       **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:

@@ -1,4 +1,4 @@
-"""Positions of tokens, which start again with each packed document."""
+"""Positions of tokens. They start again with each packed document."""
 
 from keras import ops
 
@@ -22,9 +22,9 @@ def token_positions(x: Tensor, segment_ids: Tensor | None = None) -> Tensor:
 
 
 def runtime_zero(x: Tensor) -> Tensor:
-    """A zero that no compiler can know before the program runs: the first number of `x`, if that were negative.
+    """A zero that no compiler can know before the program runs: min(first number of `x`, 0).
 
-    Tables of sines and cosines over positions that a compiler knows are stored in the exported program, at every use.
+    A compiler stores tables of sines and cosines over constant positions in the exported program, at every use.
 
     Args:
       x: Integers that are never negative, of any shape: token ids, positions.
@@ -33,7 +33,7 @@ def runtime_zero(x: Tensor) -> Tensor:
 
 
 def _running_maximum(x):
-    """Maximum of all entries up to each, along axis 1, of non-negative integers, in log2(n) shifted maxima."""
+    """Running maximum of non-negative integers along axis 1, by log2(n) shifted maxima."""
     n, shift = x.shape[1], 1
     while shift < (n or 2**24):
         x = ops.maximum(x, ops.pad(x, [[0, 0], [shift, 0]])[:, : ops.shape(x)[1]])

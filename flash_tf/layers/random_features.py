@@ -1,4 +1,4 @@
-"""FAVOR+'s random features, with the directions that they are of."""
+"""FAVOR+'s random features and their directions."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from kernels_xla.common.spec import Tensor
 
 @keras.saving.register_keras_serializable("flash_tf")
 class RandomFeatures(keras.layers.Layer):
-    """Positive features of queries and keys, by which linear attention is softmax attention on average.
+    """Positive features of queries and keys. Linear attention with them equals softmax attention on average.
 
     Source: Choromanski et al., "Rethinking Attention with Performers", arXiv:2009.14794; see
     `kernels_xla.common.random_features`. Directions are normal, orthogonal to each other in blocks of s, the same for
@@ -21,12 +21,12 @@ class RandomFeatures(keras.layers.Layer):
     they are rounded as any matrix: the directions change, but queries and keys keep the same ones.
 
     Args:
-      count: r, how many features.
+      count: r, the number of features.
       **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:
       x: Float tensor `[b, n, h, s]`.
-      query: Whether these are queries, and not keys.
+      query: Whether x holds queries rather than keys.
 
     Returns:
       Float tensor `[b, n, h, r]`, positive; exponentials are float32.
@@ -60,10 +60,10 @@ class RandomFeatures(keras.layers.Layer):
         return {**super().get_config(), "count": self.count}
 
 
-def orthogonal_normal(rows: int, width: int) -> np.ndarray:
-    """`[rows, width]`: normal rows, each at right angles to the others of its `width` rows; the same every time."""
+def orthogonal_normal(count: int, width: int) -> np.ndarray:
+    """`[count, width]`: normal vectors, orthogonal within each block of `width`; the same in every call."""
     rng = np.random.default_rng(0)
-    turns, triangles = np.linalg.qr(rng.normal(size=(-(-rows // width), width, width)))
-    turns *= np.sign(np.diagonal(triangles, axis1=1, axis2=2))[:, None]  # without it no turn is as likely as another
-    lengths = np.linalg.norm(rng.normal(size=(rows, width)), axis=1)
-    return turns.reshape(-1, width)[:rows] * lengths[:, None]
+    rotations, triangles = np.linalg.qr(rng.normal(size=(-(-count // width), width, width)))
+    rotations *= np.sign(np.diagonal(triangles, axis1=1, axis2=2))[:, None]  # makes all rotations equally likely
+    lengths = np.linalg.norm(rng.normal(size=(count, width)), axis=1)
+    return rotations.reshape(-1, width)[:count] * lengths[:, None]

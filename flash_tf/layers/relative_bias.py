@@ -14,9 +14,8 @@ from kernels_xla.common.spec import Tensor
 class RelativeBias(keras.layers.Layer):
     """Bias on attention scores, `b[i - j] = rotate_i(a) . rotate_j(b)`, for any length.
 
-    Source: the form that the appendix of FLASH has for n above 512, used at every length, so that a model is not tied
-    to one; 2 x width parameters. An attention layer hands `a` and `b` to its kernel, which makes the bias where it adds
-    it.
+    Source: FLASH's appendix uses this form for n above 512. Here it serves every length, so that a model is not tied to
+    one. It has 2 x width parameters. An attention layer passes `a` and `b` to its kernel, which computes the bias.
 
     Args:
       width: r, even.

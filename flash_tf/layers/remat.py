@@ -1,4 +1,4 @@
-"""Activations computed again in the backward pass instead of kept."""
+"""Rematerialisation: activations are recomputed in the backward pass instead of kept."""
 
 from collections.abc import Callable
 
@@ -6,16 +6,16 @@ import keras
 
 
 def remat(function: Callable) -> Callable:
-    """`function(x)`, of whose intermediate results none is kept: its gradient computes them again.
+    """`function(x)` without kept intermediate results: the gradient computes them again.
 
-    Nothing is saved where a compiler sees that both computations are the same, and merges them. TensorFlow's own
-    `recompute_grad` adds a zero to the second's input that is made of the output's gradient, and that XLA's compiler
-    for TPUs knows to be one. So the backward pass here is ours, with a zero that no compiler knows. And it gives its
-    gradients all at once: outside XLA a weight that is updated as soon as its own is there was seen, once in some 50
-    programs, to change under the computation of the others (TensorFlow 2.20, with its own `recompute_grad` too).
+    A compiler that sees that both computations are the same merges them and saves nothing. TensorFlow's own
+    `recompute_grad` adds a zero, made from the output's gradient, to the second input, but XLA:TPU recognises that
+    zero. So this backward pass adds a zero that no compiler can recognise. It also returns all gradients together.
+    Outside XLA, a weight that is updated as soon as its own gradient exists may change while the other gradients are
+    computed. That happened about once in 50 programs (TensorFlow 2.20, with its own `recompute_grad` too).
 
     Args:
-      function: `x -> y`, tensors, of layers and of what else it closes over.
+      function: `x -> y` on tensors. It may call layers and close over other tensors.
     """
     if keras.backend.backend() != "tensorflow":
         return keras.remat(function)

@@ -13,7 +13,7 @@ from kernels_xla.common.spec import Tensor
 class RotaryEmbedding(keras.layers.Layer):
     """Rotates queries and keys by their token's position, so that products depend on distance.
 
-    Source: Su et al., "RoFormer", arXiv:2104.09864; channel i turns with channel i + s/2. It has no weights.
+    Source: Su et al., "RoFormer", arXiv:2104.09864; channel i is paired with i + s/2. The layer has no weights.
 
     Args:
       base: Longest wavelength over 2 pi.

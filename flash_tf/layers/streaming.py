@@ -1,4 +1,4 @@
-"""What mixers share to be fed a few tokens at a time."""
+"""Helpers of mixers that read a few tokens at a time."""
 
 from collections.abc import Sequence
 
@@ -10,36 +10,36 @@ from kernels_xla.common.spec import Tensor
 
 
 def check_streams(mixer: keras.layers.Layer, obstacle: str | None) -> None:
-    """Raises a ValueError unless `mixer` is built and has no obstacle, which says why it cannot stream."""
+    """Raises a ValueError if `mixer` has an obstacle, the reason why it cannot stream, or is not built."""
     if obstacle is not None:
         raise ValueError(f"{type(mixer).__name__} cannot stream: {obstacle}")
     if not mixer.built:
-        raise ValueError(f"{type(mixer).__name__} must be built before it streams: its width is not known")
+        raise ValueError(f"{type(mixer).__name__} must be built before it streams")
 
 
 def check_capacity(mixer: keras.layers.Layer, capacity: int | None) -> None:
-    """Raises a ValueError unless `capacity` is given exactly where the state of `mixer` grows with the text."""
+    """Raises a ValueError unless `capacity` is given exactly if the state of `mixer` grows with the text."""
     name = type(mixer).__name__
     if mixer.grows and (capacity is None or capacity < 1):
-        needed = "keeps more for a longer text: it needs capacity, the most tokens of a row"
+        needed = "has a state that grows with the text: it needs capacity, the most tokens of a row"
         raise ValueError(f"{name} {needed}, got {capacity}")
     if not mixer.grows and capacity is not None:
-        raise ValueError(f"{name} keeps no more for a longer text: it needs capacity None, got {capacity}")
+        raise ValueError(f"{name} has a state of constant size: it needs capacity None, got {capacity}")
 
 
 def next_positions(position: Tensor, tokens: int) -> Tensor:
-    """Positions of the next tokens, int32 `[b, k]`, of rows that have had `position` `[b]`."""
+    """Positions of the next tokens, int32 `[b, k]`, after `position [b]` tokens of each row."""
     return position[:, None] + ops.arange(tokens, dtype="int32")
 
 
 def joined(kind: str, states: Sequence[dict]) -> dict:
-    """States as one, flat: `<kind>_<i>/<name>` for each, and once, of the first, the `position` that all have."""
+    """Several states as one flat dictionary: `<kind>_<i>/<name>`, and the shared `position` once."""
     named = {f"{kind}_{i}/{k}": x for i, own in enumerate(states) for k, x in own.items() if k != "position"}
     return {**named, "position": states[0]["position"]}
 
 
 def split(kind: str, state: dict, count: int) -> list[dict]:
-    """The `count` states of `joined`, in their order."""
+    """The inverse of `joined`: a list of `count` states."""
     states = [{"position": state["position"]} for _ in range(count)]
     for key, x in state.items():
         if key != "position":
@@ -49,10 +49,10 @@ def split(kind: str, state: dict, count: int) -> list[dict]:
 
 
 def normalized(norm: keras.layers.Layer, x: Tensor) -> Tensor:
-    """`norm(x)` of `[b, k, d]`; a layer norm in the form that XLA compiles into fewest kernels.
+    """`norm(x)` for `[b, k, d]`, with a layer norm in the form that XLA compiles into the fewest kernels.
 
-    It joins the two passes of the usual form, and not those of Keras, into one kernel; but those of a single vector it
-    does not join, for which the mean square is taken in the pass of the mean.
+    XLA fuses the two passes of this form into one kernel, but not the passes of Keras' form. It does not fuse the two
+    passes over a single vector, so there the mean and the mean square share one pass.
     """
     if not isinstance(norm, keras.layers.LayerNormalization):
         return norm(x)

@@ -258,7 +258,7 @@ def test_the_state_of_a_model_is_flat_and_has_the_bytes_that_it_says(kind):
 
 
 def test_a_model_refuses_a_state_that_it_cannot_have():
-    with pytest.raises(ValueError, match="GatedAttentionUnit keeps more for a longer text: it needs capacity"):
+    with pytest.raises(ValueError, match="GatedAttentionUnit has a state that grows with the text: it needs capacity"):
         model_of("gau").initial_state(B)
     with pytest.raises(ValueError, match="MixedChunkAttention .* capacity None, got 40"):
         model_of("flash").initial_state(B, 40)

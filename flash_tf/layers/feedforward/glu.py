@@ -14,8 +14,8 @@ from kernels_xla.common.spec import Tensor
 class GLU(keras.layers.Layer):
     """`out = W_o (act(W_1 x) * W_2 x)`; one dense projection makes both branches.
 
-    Source: Shazeer, "GLU Variants Improve Transformer", arXiv:2002.05202; Transformer++ of FLASH, whose "expansion rate
-    4" means a hidden width of 8d/3, as its parameter counts show: 4d would make 138 M, not 110.
+    Source: Shazeer, "GLU Variants Improve Transformer", arXiv:2002.05202; FLASH's Transformer++. Its "expansion rate 4"
+    means a hidden width of 8d/3: with 4d its 110 M parameters would be 138 M.
 
     Args:
       hidden: Width of each branch; 8d/3, rounded, by default.

@@ -1,4 +1,4 @@
-"""BigBird: attention of blocks to their neighbours, to both ends of the text, and to random blocks."""
+"""BigBird: each block attends to its neighbours, to both ends of the text, and to random blocks."""
 
 import keras
 
@@ -13,27 +13,27 @@ from kernels_xla.common.spec import KernelSpec
 class BigBird(BidirectionalMixer):
     """`out = W_o concat_h(attend(q_h, k_h, v_h))` over the blocks that a block sees.
 
-    Source: Zaheer et al., "Big Bird", arXiv:2007.14062; see `kernels_xla.bigbird`. The random blocks follow from
-    the seed and from the number of blocks [our definition].
+    Source: Zaheer et al., "Big Bird", arXiv:2007.14062; see `kernels_xla.bigbird`. The seed and the
+    number of blocks determine the random blocks [our definition].
 
     Args:
       heads: h; must divide the width d.
-      causal: Must be false: it reads the whole text.
+      causal: Must be false: the layer reads the whole text.
       chunk_size: Tokens of a block. Part of the function.
-      random_blocks: How many are drawn for each block.
-      seed: What they follow from.
+      random_blocks: Number of random blocks for each block.
+      seed: Seed of the random blocks.
       **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:
       x: Float tensor `[b, n, d]`.
       padding_mask: Bool `[b, n]`, True at real tokens.
       segment_ids: Must be None: a row is one text.
-      positions: Not read: it has no positions of its own.
+      positions: Ignored: the layer has no position embedding.
 
     Returns:
       Float tensor `[b, n, d]`.
 
-    Masking: padding is not read; the last block is that of the last real token.
+    Masking: padding is not read. The last block is the block of the last real token.
 
     Example:
       >>> from keras import ops
@@ -51,7 +51,7 @@ class BigBird(BidirectionalMixer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        self.keep(causal, seed, heads=heads, chunk_size=chunk_size, random_blocks=random_blocks)
+        self.set_options(causal, seed, heads=heads, chunk_size=chunk_size, random_blocks=random_blocks)
 
     @property
     def spec(self) -> KernelSpec:

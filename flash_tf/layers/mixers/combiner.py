@@ -1,4 +1,4 @@
-"""Combiner: attention to the own chunk, and to summaries of the other chunks."""
+"""Combiner: attention to the token's own chunk and to summaries of other chunks."""
 
 from typing import Any
 
@@ -17,27 +17,27 @@ from kernels_xla.common.rotary import rotary
 from kernels_xla.common.spec import KernelSpec, State, Tensor
 from kernels_xla.common.streaming import append, emptied, filled, leave_grid, on_grid, slice_tokens, when_full
 
-OPEN = ("q", "x", "positions")  # what axial summaries are made of, besides keys and values: kept of the open chunk
+OPEN = ("q", "x", "positions")  # kept for the open chunk: axial summaries need them besides keys and values
 SUMS = ("k_sum", "v_sum")
 
 
 @MIXERS.register("combiner")
 @keras.saving.register_keras_serializable("flash_tf")
 class Combiner(LinearMixer):
-    """`out = W_o concat_h(attend(q_h, [k_h, k'_h], [v_h, v'_h]))`, k' and v' being summaries of other chunks.
+    """`out = W_o concat_h(attend(q_h, [k_h, k'_h], [v_h, v'_h]))`, where k' and v' are summaries of other chunks.
 
-    Source: Ren et al., "Combiner", arXiv:2107.05768, and its authors' code; the baseline of FLASH. Two variants:
+    Source: Ren et al., "Combiner", arXiv:2107.05768, and its authors' code; a baseline of FLASH. Two variants:
 
-    - "axial", row-major, the one that FLASH was measured against: each token has a summary, of its whole chunk, which
-      the tokens of its column read, at its place in the other chunks. `v' = R`, what the token attends to among all of
-      its chunk; `k' = W_2 norm(x + W_1 R + b_1) + b_2`, in heads. The norm is a layer norm without weights, which those
-      of W_2 would repeat. The state keeps a summary of every token.
-    - "fixed": each chunk has one summary, and no weight of its own; see `kernels_xla.combiner.fixed`. The state keeps
-      one of every chunk.
+    - "axial", row-major, is the variant in FLASH's comparison. Each token has a summary of its whole chunk. Tokens in
+      the same column, at the same place in other chunks, read it. `v' = R` is the token's attention over its whole
+      chunk; `k' = W_2 norm(x + W_1 R + b_1) + b_2`, in heads. The layer norm has no weights, because W_2 would repeat
+      them. The state keeps one summary for every token.
+    - "fixed": each chunk has one summary, without weights; see `kernels_xla.combiner.fixed`. The state keeps one
+      summary for every chunk.
 
-    Ours are: rotary, by which FLASH extended it: q, k and the axial k' are rotated at their token's position, and the
-    fixed variant takes maxima of what is rotated; and which summaries a token sees if not causal, those of the other
-    chunks, where the authors' code adds the own chunk's, whose tokens it sees already.
+    Two choices are ours. Rotary, which FLASH added: q, k and the axial k' are rotated at their token's position, and
+    the fixed variant takes maxima of rotated values. Without `causal`, a token sees the summaries of other chunks only;
+    the authors' code adds its own chunk's summary, although the token already sees those tokens.
 
     Args:
       heads: h; must divide the width d, with `rotary` into even parts.
@@ -56,8 +56,8 @@ class Combiner(LinearMixer):
     Returns:
       Float tensor `[b, n, d]`.
 
-    Masking: padding is not read, and has no summary. Packed documents must start on a multiple of `chunk_size` to get
-    what they get alone.
+    Masking: padding is not read and has no summary. A packed document gives the same output as alone if it starts on a
+    multiple of `chunk_size`.
 
     Example:
       >>> Combiner(heads=2, chunk_size=4, causal=True)(ops.ones((2, 10, 16))).shape
@@ -165,7 +165,7 @@ class Combiner(LinearMixer):
         return kept + self.chunk_size * (2 * self.width * itemsize + 4)
 
     def initial_state(self, batch: int, capacity: int | None = None, dtype: str | None = None) -> State:
-        """Summaries of up to `capacity` tokens a row, and the open chunk; later ones of a row are not kept."""
+        """Summaries of up to `capacity` tokens a row, and the open chunk. Later tokens are not kept."""
         state = super().initial_state(batch, capacity, dtype)
         if self.summaries == "fixed":
             return state
@@ -193,7 +193,7 @@ class Combiner(LinearMixer):
         return self.leave(out, []), state
 
     def _step(self, state, inputs, new, valid):
-        """One token: the summaries of a chunk are made when it is full."""
+        """One token. A full chunk gets its summaries."""
         before, c = state["position"], self.chunk_size
         out, state = axial.step(state, **inputs, chunk_size=c, valid=valid)
         state |= {name: append(state[name], new[name], before % c, valid) for name in OPEN}
@@ -208,7 +208,7 @@ class Combiner(LinearMixer):
         return out, {**state, **dict(zip((*SUMS, *chunk), kept, strict=True))}
 
     def _extend(self, state, inputs, new, valid):
-        """Several tokens: the summaries of the chunks that they finish are made before, as some read others'."""
+        """Several tokens. The chunks that they finish get their summaries first, because later tokens read them."""
         position, c, tokens = state["position"], self.chunk_size, ops.shape(new["x"])[1]
         valid = ops.full_like(position, tokens) if valid is None else valid
         fill, until = position % c, position % c + valid
@@ -222,6 +222,6 @@ class Combiner(LinearMixer):
         return out, {**state, **{name: leave_grid(grid[name], until, c) for name in OPEN}}
 
     def _of_chunks(self, kept, padding_mask):
-        """The summaries of whole chunks, from what is kept of their tokens."""
+        """The summaries of whole chunks, from the kept tokens."""
         x, q, k, v = (ops.cast(kept[name], self.compute_dtype) for name in ("x", "q", "k", "v"))
         return self._summaries(x, kept["positions"], {"q": q, "k": k, "v": v}, {"padding_mask": padding_mask})

@@ -1,4 +1,4 @@
-"""DiagAttention: attention inside blocks, TransNormer's in its first layers."""
+"""DiagAttention: attention inside blocks, used by TransNormer's first layers."""
 
 from typing import Any
 
@@ -20,8 +20,8 @@ class DiagAttention(LinearMixer):
     Source: TransNormer (arXiv:2210.10340), section 4.2; see `kernels_xla.diag_attention`. T1 takes "relu" and
     normalises the sums of all heads together; T2 takes "softmax".
 
-    Matrices start from N(0, 0.02), as those of every system here, and of the masked models in the authors' code; its
-    causal models start from Xavier's, 0.044 at a width of 512.
+    Matrices start from N(0, 0.02), as in every system here and in the authors' masked models. The authors' causal
+    models start from Xavier's distribution, 0.044 at a width of 512.
 
     Args:
       heads: h; must divide the width d, with `lrpe` into even parts.
@@ -40,7 +40,8 @@ class DiagAttention(LinearMixer):
     Returns:
       Float tensor `[b, n, d]`.
 
-    Masking: padding is not read. Packed documents must start on a multiple of `chunk_size` to get what they get alone.
+    Masking: padding is not read. A packed document gives the same output as alone if it starts on a multiple of
+    `chunk_size`.
 
     Example:
       >>> DiagAttention(heads=2, chunk_size=4, causal=True)(ops.ones((2, 10, 16))).shape

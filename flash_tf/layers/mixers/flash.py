@@ -18,7 +18,7 @@ PARTS = {
     "local": ("quad_q", "quad_k"),
     "global": ("lin_q", "lin_k"),
 }
-NOT_INSIDE = (False, "normalized", False, "none")  # options of the attention inside chunks, where there is none
+NO_INTRA_CHUNK = (False, "normalized", False, "none")  # what `parts="global"` needs of the intra-chunk options
 
 
 @MIXERS.register("flash")
@@ -36,15 +36,15 @@ class MixedChunkAttention(KernelMixer):
       gated: Whether there is a gate; without it the values are 2e wide.
       relative_bias: Whether scores inside chunks get a learned Toeplitz bias, 256 parameters.
       scale: "normalized", or "paper_appendix" for relu(q k / c + bias)^2.
-      parts: "both"; "local", the attention inside chunks alone, FLASH (LocalOnly); or "global", that across chunks
-        alone, FLASH (GlobalOnly), which takes no relative bias, scale or overlap. Heads, bias and state of the other
-        part do not exist. A token of a causal "global" sees nothing of its own chunk, not even itself: what it is
-        comes through the gate, and in the first chunk there is nothing to gate.
-      overlapping: Whether attention inside chunks takes the chunk before too, causal or not, with a divisor of 2c [our
-        definition: section 3.2.1 of the paper speaks of such a variant and gives no formula].
-      first_to_all: "chunks": the first token of each chunk attends all tokens of its document by softmax instead.
-        "cls": so does the first of the text alone, [CLS], or if packed that of each document that starts on a multiple
-        of `chunk_size`. Section 4.3 of the paper in words, the formula is ours; see the kernel. Not if `causal`.
+      parts: "both"; "local" for intra-chunk attention only, FLASH (LocalOnly); or "global" for inter-chunk attention
+        only, FLASH (GlobalOnly), which takes no relative bias, scale or overlap. The unused part has no heads, bias or
+        state. A causal "global" token cannot attend to its own chunk. Its content enters through the gate only, and
+        tokens of the first chunk attend to nothing.
+      overlapping: Whether intra-chunk attention also reads the previous chunk, causal or not, with a divisor of 2c
+        [our definition: section 3.2.1 of the paper mentions the variant and gives no formula].
+      first_to_all: "chunks": the first token of each chunk attends to all tokens of its document by softmax instead.
+        "cls": only `[CLS]` does; in packed rows, the first token of each document that starts on a chunk boundary. The
+        paper describes it in section 4.3; the formula is ours, see the kernel. It must be "none" if `causal`.
       **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:
@@ -56,8 +56,8 @@ class MixedChunkAttention(KernelMixer):
     Returns:
       Float tensor `[b, n, d]`.
 
-    Masking: padding is neither read nor counted. Packed documents must start on a multiple of `chunk_size` to get what
-    they get alone.
+    Masking: padding is neither read nor counted. A packed document gives the same output as alone if it starts on a
+    multiple of `chunk_size`.
 
     Example:
       >>> from keras import ops
@@ -91,9 +91,9 @@ class MixedChunkAttention(KernelMixer):
         check_first("MixedChunkAttention", first_to_all, causal)
         if parts not in PARTS:
             raise ValueError(f"MixedChunkAttention: parts must be one of {', '.join(PARTS)}, got {parts!r}")
-        if parts == "global" and (given := (relative_bias, scale, overlapping, first_to_all)) != NOT_INSIDE:
+        if parts == "global" and (given := (relative_bias, scale, overlapping, first_to_all)) != NO_INTRA_CHUNK:
             names = "relative_bias, scale, overlapping, first_to_all"
-            raise ValueError(f"MixedChunkAttention: parts 'global' needs {names} = {NOT_INSIDE}, got {given}")
+            raise ValueError(f"MixedChunkAttention: parts 'global' needs {names} = {NO_INTRA_CHUNK}, got {given}")
 
     def build(self, x_shape: tuple) -> None:
         gated_unit.build(self, x_shape)

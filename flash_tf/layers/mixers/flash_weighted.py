@@ -1,4 +1,4 @@
-"""FLASH whose sum across chunks weighs them: the variant of the paper's Appendix A."""
+"""FLASH with weighted chunks: the variant of the paper's Appendix A."""
 
 from typing import Any
 
@@ -18,11 +18,11 @@ from kernels_xla.flash.weighted import SPEC, weighted_mixed_chunk_attention
 class WeightedChunks(KernelMixer):
     """The FLASH layer with chunks weighed by scores: `A [g, h]`, a softmax over the chunks h that chunk g sees.
 
-    Source: FLASH (arXiv:2202.10447), Appendix A, which has this variant in words; the formula is our definition. Two
-    more heads of the shared representation, "sum_q" and "sum_k", rotated as the others, make the scores by their means
-    over chunks; see `kernels_xla.flash.weighted`. Attention inside chunks is that of `MixedChunkAttention`, and so is
-    all of it where the scores are 0. Two chunks of a text that is causal must have ended before there is anything to
-    weigh. The state keeps a matrix `[s, e]` of every finished chunk: it grows with the text.
+    Source: FLASH (arXiv:2202.10447), Appendix A. The paper describes the variant; the formula is our definition. Two
+    more rotated heads of the shared representation, "sum_q" and "sum_k", are averaged over chunks and give the scores;
+    see `kernels_xla.flash.weighted`. Intra-chunk attention is the same as in `MixedChunkAttention`. With scores of 0,
+    the whole layer is the same. A causal text needs two finished chunks before the weights matter. The state keeps a
+    matrix `[s, e]` for every finished chunk, so it grows with the text.
 
     Args:
       chunk_size: Tokens per chunk, c. Part of the function.
@@ -43,8 +43,8 @@ class WeightedChunks(KernelMixer):
     Returns:
       Float tensor `[b, n, d]`.
 
-    Masking: padding is neither read nor counted, in means as in sums. Packed documents must start on a multiple of
-    `chunk_size` to get what they get alone.
+    Masking: padding is neither read nor counted, in means and in sums. A packed document gives the same output as alone
+    if it starts on a multiple of `chunk_size`.
 
     Example:
       >>> from keras import ops
@@ -133,6 +133,6 @@ class WeightedChunks(KernelMixer):
 
     def activations(self, n: int) -> int:
         c = self.chunk_size
-        sums = 4 * self.key_dim * self.value_width / c  # of each chunk, its own and the weighted one
-        scores = 6 * n / c**2  # of chunks, and weights, in float32
+        sums = 4 * self.key_dim * self.value_width / c  # for each chunk: its own sum and the weighted sum
+        scores = 6 * n / c**2  # scores and weights of chunks in float32
         return gated_unit.activations(self) + round(2 * min(n, c) + sums + scores)

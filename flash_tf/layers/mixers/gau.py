@@ -19,7 +19,7 @@ from kernels_xla.common.spec import State, Tensor
 class GatedAttentionUnit(KernelMixer):
     """The gated attention unit (GAU), the layer of FLASH-Quad: one squared-ReLU head over all positions, one gate.
 
-    Source: FLASH (arXiv:2202.10447), section 2.2; the options `kernel`, `heads` and `gated` are rows of its Table 1.
+    Source: FLASH (arXiv:2202.10447), section 2.2; its Table 1 varies the options `kernel`, `heads` and `gated`.
 
     Args:
       causal: Whether position i may read only positions <= i.
@@ -38,13 +38,13 @@ class GatedAttentionUnit(KernelMixer):
       padding_mask: Bool `[b, n]`, True at real tokens.
       segment_ids: Integers `[b, n]`, 0 at padding, one number a packed document.
       positions: Integers `[b, n]` or `[1, n]`.
-      prefix_mask: Bool `[b, n]`, True at tokens of a prefix, which all tokens of their text see, though causal (UniLM,
-        arXiv:1905.03197). For training and scoring: a stream reads each token when it comes.
+      prefix_mask: Bool `[b, n]`, True at the tokens of a prefix. All tokens of their document see them, even if causal
+        (UniLM, arXiv:1905.03197). For training and scoring only: a stream reads each token when it comes.
 
     Returns:
       Float tensor `[b, n, d]`.
 
-    Masking: padding is neither read nor counted; a packed document equals itself alone.
+    Masking: padding is neither read nor counted. A packed document gives the same output as alone.
 
     Example:
       >>> GatedAttentionUnit(causal=True)(ops.ones((2, 10, 16))).shape

@@ -1,4 +1,4 @@
-"""Gated linear attention: linear attention whose channels forget as the text says."""
+"""Gated linear attention (GLA): linear attention with a data-dependent decay for each channel."""
 
 from typing import Any
 
@@ -21,21 +21,21 @@ class GatedLinearAttention(LinearMixer):
     """`y = W_o (silu(x W_r + b_r) * concat_h norm(q_t S_t))`, `S_t = (alpha_t beta_t^T) * S_{t-1} + k_t v_t^T` a head.
 
     Source: Yang et al., "Gated Linear Attention Transformers with Hardware-Efficient Training", arXiv:2312.06635,
-    section 4. alpha_t = sigmoid(x W_1 W_2 + b)^(1 / temperature), W_1 of `gate_rank` columns, is of the channels of
-    keys; beta_t, of those of values, has weights of its own, and was given up after the first version, which found it
-    to be of no use: 1 unless asked for. Queries and keys are half as wide as the model; the norm is the root mean
-    square of each head's values, times a weight a channel that heads share.
+    section 4. `alpha_t = sigmoid(x W_1 W_2 + b)^(1 / temperature)` gates the key channels; W_1 has `gate_rank` columns.
+    beta_t gates the value channels with weights of its own. The paper dropped it after v1, so it is 1 by default.
+    Queries and keys are half as wide as the model. The norm divides each head's values by their root mean square and
+    multiplies each channel by a weight that all heads share.
 
-    Matrices start from N(0, 0.02), as those of every system here, so that results differ by the systems alone, and as
-    in flash-linear-attention; the authors' first code starts queries, keys and both factors of the gates from Xavier's,
-    times 2^-2.5: 0.006 for queries and keys of a model of width 1,024, a scale that the norm undoes.
+    Matrices start from N(0, 0.02), as in every system here and in flash-linear-attention, so that results differ only
+    by the systems. The authors' first code starts queries, keys and both factors of the gates from Xavier's
+    distribution times 2^-2.5: 0.006 for queries and keys at a width of 1,024. The norm undoes that scale.
 
     Args:
       heads: h; must divide the width d into even parts.
-      causal: True: a decay has no other form.
+      causal: Must be true: a decay has no other form.
       gate_rank: Width between the two factors of the gates.
-      temperature: What log alpha is divided by: a larger one forgets later.
-      gates: "key", "value", "both" or "none", the paper's ablation: which of alpha and beta are not 1. "none" takes
+      temperature: Divides log alpha. A larger temperature forgets later.
+      gates: Which gates exist: "key" (alpha), "value" (beta), "both" or "none", the paper's ablation. "none" takes
         neither rank nor temperature.
       block_size: Tokens that the implementation reads as one block. It changes only the speed; see `flash-tf tune`.
       **kwargs: Passed to `keras.layers.Layer`.
@@ -44,12 +44,12 @@ class GatedLinearAttention(LinearMixer):
       x: Float tensor `[b, n, d]`.
       padding_mask: Bool `[b, n]`, True at real tokens.
       segment_ids: Integers `[b, n]`, 0 at padding, one number a packed document.
-      positions: Not read: what it knows of positions are its decays.
+      positions: Ignored: the decays carry all position information.
 
     Returns:
       Float tensor `[b, n, d]`.
 
-    Masking: padding is not read and decays nothing; a packed document equals itself alone.
+    Masking: padding is not read and causes no decay. A packed document gives the same output as alone.
 
     Example:
       >>> GatedLinearAttention(heads=2)(ops.ones((2, 10, 16))).shape
@@ -138,11 +138,11 @@ class GatedLinearAttention(LinearMixer):
         return self.out_projection(ops.silu(rest[0]) * out)
 
     def projection_flops(self) -> int:
-        columns = {"key": 1.5, "value": 2, "both": 3.5, "none": 0}[self.gates]  # of both factors, over the width
+        columns = {"key": 1.5, "value": 2, "both": 3.5, "none": 0}[self.gates]  # of both factors, relative to the width
         return 8 * self.width**2 + round(2 * self.gate_rank * columns * self.width)
 
     def activations(self, n: int) -> int:
         s, chunk, m = self.width // 2, min(n, self.block_size), min(n, self.block_size) / 16
         gated = {"key": s, "value": 2 * s, "both": 3 * s, "none": 0}[self.gates]
-        scaled = 3 * m * gated  # keys or values, once for each sub-chunk that reads them
+        scaled = 3 * m * gated  # keys or values, once for each sub-chunk
         return round(20 * self.width + 3 * chunk * self.heads + scaled + 4 * s * self.width / self.heads / chunk)

@@ -1,4 +1,4 @@
-"""Informer: softmax attention of the tokens that have most to choose."""
+"""Informer: softmax attention for the queries with the least uniform scores."""
 
 import keras
 
@@ -11,29 +11,29 @@ from kernels_xla.informer import SPEC
 @MIXERS.register("informer")
 @keras.saving.register_keras_serializable("flash_tf")
 class Informer(BidirectionalMixer):
-    """`out = W_o concat_h(o_h)`, o_h being softmax attention of some tokens, and the mean of v_h for the others.
+    """`out = W_o concat_h(o_h)`: o_h is softmax attention for some tokens, and the mean of v_h for the others.
 
-    Source: Zhou et al., "Informer", arXiv:2012.07436, ProbSparse self-attention; see `kernels_xla.informer`. How
-    many tokens attend is one number, where the paper lets it grow with the logarithm of the length, and the sample of
-    keys by which they are found is one for all queries [our definitions].
+    Source: Zhou et al., "Informer", arXiv:2012.07436, ProbSparse self-attention; see `kernels_xla.informer`. The
+    number of attending tokens is fixed, where the paper lets it grow with the logarithm of the length, and all queries
+    share one sample of keys [our definitions].
 
     Args:
       heads: h; must divide the width d.
-      causal: Must be false: it reads the whole text.
+      causal: Must be false: the layer reads the whole text.
       queries: How many tokens attend, and how many keys are sampled to find them.
-      seed: What the sample follows from.
+      seed: Seed of the sample.
       **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:
       x: Float tensor `[b, n, d]`.
       padding_mask: Bool `[b, n]`, True at real tokens.
       segment_ids: Must be None: a row is one text.
-      positions: Not read: it has no positions of its own.
+      positions: Ignored: the layer has no position embedding.
 
     Returns:
       Float tensor `[b, n, d]`.
 
-    Masking: padding is not read: it is neither sampled, nor chosen, nor in the mean.
+    Masking: padding is not sampled, not chosen, and not part of the mean.
 
     Example:
       >>> from keras import ops
@@ -45,7 +45,7 @@ class Informer(BidirectionalMixer):
 
     def __init__(self, heads: int = 12, causal: bool = False, queries: int = 128, seed: int = 0, **kwargs):
         super().__init__(**kwargs)
-        self.keep(causal, seed, heads=heads, queries=queries)
+        self.set_options(causal, seed, heads=heads, queries=queries)
 
     @property
     def spec(self) -> KernelSpec:

@@ -11,25 +11,25 @@ from kernels_xla.kernelized_attention import SPEC
 @MIXERS.register("kernelized_attention")
 @keras.saving.register_keras_serializable("flash_tf")
 class KernelizedAttention(BidirectionalMixer):
-    """`out = W_o concat_h(sum_j exp(-|q_h - k_hj|^2 / (2 sqrt(s))) v_hj)`, not divided by the sum of the weights.
+    """`out = W_o concat_h(sum_j exp(-|q_h - k_hj|^2 / (2 sqrt(s))) v_hj)`. The weights are not normalised.
 
     Source: Skyformer (arXiv:2111.00035), section 3; see `kernels_xla.kernelized_attention`.
 
     Args:
       heads: h; must divide the width d.
-      causal: Must be false: it reads the whole text.
+      causal: Must be false: the layer reads the whole text.
       **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:
       x: Float tensor `[b, n, d]`.
       padding_mask: Bool `[b, n]`, True at real tokens.
       segment_ids: Integers `[b, n]`, 0 at padding, one number a packed document.
-      positions: Not read: it has no positions of its own.
+      positions: Ignored: the layer has no position embedding.
 
     Returns:
       Float tensor `[b, n, d]`.
 
-    Masking: padding is not read; a packed document equals itself alone.
+    Masking: padding is not read; a packed document gives the same output as alone.
 
     Example:
       >>> from keras import ops
@@ -41,7 +41,7 @@ class KernelizedAttention(BidirectionalMixer):
 
     def __init__(self, heads: int = 12, causal: bool = False, **kwargs):
         super().__init__(**kwargs)
-        self.keep(causal, heads=heads)
+        self.set_options(causal, heads=heads)
 
     @property
     def spec(self) -> KernelSpec:

@@ -1,4 +1,4 @@
-"""Linear attention, by the features of queries and keys: Performer, 1 + elu, softplus, cosFormer, NormAttention."""
+"""Linear attention with any feature map: Performer, 1 + elu, softplus, cosFormer, NormAttention."""
 
 import math
 from typing import Any
@@ -14,10 +14,10 @@ from kernels_xla.common.rotary import rotary
 from kernels_xla.common.spec import KernelSpec, Tensor
 from kernels_xla.linear_attention import SPEC
 
-FEATURES = {  # and "favor", which is a layer
+FEATURES = {  # "favor" is a layer
     "shifted_relu": lambda x: ops.relu(x) + ops.cast(1e-3, x.dtype),
     "relu": ops.relu,
-    # 1 + elu(x), but that elu rounds to -1 where exp(x) is small, from x = -6 on in bfloat16.
+    # 1 + elu(x). Computed directly, because elu(x) rounds to -1 for small exp(x), from x = -6 on in bfloat16.
     "elu_plus_one": lambda x: ops.maximum(x, 0) + ops.exp(ops.minimum(x, 0)),
     "elu": ops.elu,
     "softplus": ops.softplus,
@@ -29,12 +29,12 @@ FORMS = ("chunks", "cumsum", "matmul")
 @MIXERS.register("linear_attention")
 @keras.saving.register_keras_serializable("flash_tf")
 class LinearAttention(LinearMixer):
-    """`out_i = sum_j (f(q_i) . f(k_j)) v_j / sum_j f(q_i) . f(k_j)` a head, then `W_o`.
+    """`out_i = sum_j (f(q_i) . f(k_j)) v_j / sum_j f(q_i) . f(k_j)` for each head, then `W_o`.
 
-    The systems that it is, by their options:
+    Its options give these systems:
 
-    - Performer with ReLU features (arXiv:2009.14794; the baseline of FLASH): the defaults.
-    - Performer with FAVOR+ (the same paper's for softmax; the baseline of TransNormer): `features: favor, rotary:
+    - Performer with ReLU features (arXiv:2009.14794; a baseline of FLASH): the defaults.
+    - Performer with FAVOR+ (the same paper's softmax features; a baseline of TransNormer): `features: favor, rotary:
       false`.
     - Linear transformer (arXiv:2006.16236): `features: elu_plus_one, rotary: false`.
     - Linear-GPT2 ("Linear Transformers Are Faster After All"): `features: softplus, rotary: false`.
@@ -45,22 +45,22 @@ class LinearAttention(LinearMixer):
     Args:
       heads: h; must divide the width d, with `rotary` into even parts.
       causal: Whether position i may read only positions <= i.
-      rotary: Whether queries and keys are rotated by position, before f: after it, they would not be positive, and the
-        denominator could cross zero.
-      features: f: "shifted_relu", relu(x) + 0.001, "relu", "elu_plus_one", "softplus", "elu", or "favor", random ones
-        whose products are softmax attention's on average; see `flash_tf.layers.random_features`.
-      normalizer: "sum", for the denominator above, at least 1e-6; or "rms", for none, but `x / (||x|| / sqrt(d))` of
-        all heads together before W_o. "elu" takes "rms" alone, not being positive, and "favor" "sum" alone, since the
-        features of each query have a scale of their own.
-      cosine_length: M, at least the longest text's tokens, for weights that are times cos(pi/2 (i - j) / M): a sum of
-        products of cosines and sines, by which keys become twice as wide. It is a constant, because the length of the
-        text would let the future change the past. None for no such factor. A stream may go on beyond it, where the
-        weights of tokens more than M apart are negative.
-      lrpe: Whether features are rotated by position at learned frequencies, which takes "rms", and so any
-        features but "favor"; see `flash_tf.layers.lrpe`.
-      random_features: Of "favor", how many a head; None for 128, and with other features.
+      rotary: Whether queries and keys are rotated by position. The rotation comes before f: rotated features could be
+        negative, and the denominator could cross zero.
+      features: f: "shifted_relu" (relu(x) + 0.001), "relu", "elu_plus_one", "softplus", "elu", or "favor", random
+        features with softmax attention as their mean; see `flash_tf.layers.random_features`.
+      normalizer: "sum" divides by the denominator above, at least 1e-6. "rms" has no denominator and applies
+        `x / (||x|| / sqrt(d))` to all heads together before W_o. "elu" needs "rms", because it is not positive. "favor"
+        needs "sum", because each query's features have their own scale.
+      cosine_length: M, at least the length of the longest text. Weights are multiplied by cos(pi/2 (i - j) / M), a sum
+        of products of cosines and sines, so keys become twice as wide. M is a constant: with the text's own length,
+        the future would change the past. None for no factor. A stream may go on beyond M, but the weights of tokens
+        more than M apart are then negative.
+      lrpe: Whether features are rotated by position at learned frequencies. This needs "rms", and so any features
+        except "favor"; see `flash_tf.layers.lrpe`.
+      random_features: Number of features a head for "favor"; None for 128, and for other features.
       use_bias: Whether the projections have biases.
-      form: How a whole text is summed: "chunks", or, for benchmarks, "cumsum" or "matmul", FLASH's Performer and
+      form: How a whole text is summed: "chunks", or for benchmarks "cumsum" or "matmul", FLASH's Performer and
         Performer-Matmul of Table 11, which keep a state for each token. The function is the same; see
         `kernels_xla.linear_attention`.
       block_size: Tokens that the implementation reads as one block. It changes only the speed; see `flash-tf tune`.
@@ -75,7 +75,7 @@ class LinearAttention(LinearMixer):
     Returns:
       Float tensor `[b, n, d]`.
 
-    Masking: padding is not read; a packed document equals itself alone.
+    Masking: padding is not read. A packed document gives the same output as alone.
 
     Example:
       >>> LinearAttention(heads=2, causal=True)(ops.ones((2, 10, 16))).shape
@@ -161,7 +161,7 @@ class LinearAttention(LinearMixer):
     ) -> Tensor:
         n, most = x.shape[1], self.cosine_length
         if most is not None and n is not None and n > most:
-            raise ValueError(f"LinearAttention has cosine_length={most}, for texts of as many tokens, got {n}")
+            raise ValueError(f"LinearAttention needs texts of at most cosine_length={most} tokens, got {n}")
         return super().call(x, padding_mask, segment_ids, positions, training)
 
     def enter(self, x: Tensor, positions: Tensor) -> tuple[dict[str, Tensor], list[Tensor]]:
@@ -178,7 +178,7 @@ class LinearAttention(LinearMixer):
         return (FEATURES[self.features](part) for part in (q, k))
 
     def _weighted(self, x, positions):
-        """`[b, n, h, s]` -> `[b, n, h, 2s]`, times cosines and sines of a quarter turn over `cosine_length`."""
+        """`[b, n, h, s]` -> `[b, n, h, 2s]`: x times cosines and sines of a quarter turn over `cosine_length`."""
         angle = ops.cast(positions, "float32")[..., None, None] * (math.pi / 2 / self.cosine_length)
         wide = ops.cast(x, "float32")
         both = ops.concatenate([wide * ops.cos(angle), wide * ops.sin(angle)], axis=-1)

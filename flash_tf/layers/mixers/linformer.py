@@ -1,4 +1,4 @@
-"""Linformer: softmax attention to a fixed number of mixed keys and values."""
+"""Linformer: softmax attention to a fixed number of projected keys and values."""
 
 import keras
 from keras import ops
@@ -13,14 +13,14 @@ from kernels_xla.linformer import SPEC
 @MIXERS.register("linformer")
 @keras.saving.register_keras_serializable("flash_tf")
 class Linformer(BidirectionalMixer):
-    """`out = W_o concat_h(softmax(q_h (E_h k_h)^T / sqrt(s)) E_h v_h)`, E being learned for each position.
+    """`out = W_o concat_h(softmax(q_h (E_h k_h)^T / sqrt(s)) E_h v_h)`, with E learned for each position.
 
-    Source: Wang et al., "Linformer", arXiv:2006.04768, with one matrix a head for keys and values, as in the comparison
-    of Skyformer (arXiv:2111.00035); see `kernels_xla.linformer`.
+    Source: Wang et al., "Linformer", arXiv:2006.04768, with one matrix a head for keys and values, as in
+    Skyformer's comparison (arXiv:2111.00035); see `kernels_xla.linformer`.
 
     Args:
       heads: h; must divide the width d.
-      causal: Must be false: it reads the whole text.
+      causal: Must be false: the layer reads the whole text.
       rank: Rows of E: how many keys a token sees.
       max_length: Columns of E: the longest text. A shorter one takes the first.
       **kwargs: Passed to `keras.layers.Layer`.
@@ -29,12 +29,12 @@ class Linformer(BidirectionalMixer):
       x: Float tensor `[b, n, d]`.
       padding_mask: Bool `[b, n]`, True at real tokens.
       segment_ids: Must be None: a row is one text.
-      positions: Not read: it has no positions of its own.
+      positions: Ignored: the layer has no position embedding.
 
     Returns:
       Float tensor `[b, n, d]`.
 
-    Masking: padding is not read: its keys and values are zeros.
+    Masking: padding is not read; its keys and values are zeros.
 
     Example:
       >>> Linformer(heads=2)(ops.ones((2, 10, 16))).shape
@@ -43,7 +43,7 @@ class Linformer(BidirectionalMixer):
 
     def __init__(self, heads: int = 12, causal: bool = False, rank: int = 128, max_length: int = 512, **kwargs):
         super().__init__(**kwargs)
-        self.keep(causal, heads=heads, rank=rank, max_length=max_length)
+        self.set_options(causal, heads=heads, rank=rank, max_length=max_length)
 
     def build(self, x_shape: tuple) -> None:
         super().build(x_shape)
@@ -56,7 +56,7 @@ class Linformer(BidirectionalMixer):
     def enter(self, x: Tensor, positions: Tensor | None) -> tuple[dict[str, Tensor], list[Tensor]]:
         n = x.shape[1]
         if n is not None and n > self.max_length:
-            raise ValueError(f"Linformer has max_length={self.max_length}, for texts of as many tokens, got {n}")
+            raise ValueError(f"Linformer needs texts of at most max_length={self.max_length} tokens, got {n}")
         inputs, rest = super().enter(x, positions)
         return {**inputs, "projection": ops.cast(self.mixing, self.compute_dtype)}, rest
 

@@ -12,7 +12,7 @@ from kernels_xla.common.spec import KernelSpec, State, Tensor
 from kernels_xla.mamba import convolution
 from kernels_xla.mamba.selective_scan import SPEC
 
-STEPS = (1e-3, 1e-1)  # between which the steps begin
+STEPS = (1e-3, 1e-1)  # range of the initial steps
 
 
 @MIXERS.register("mamba")
@@ -20,33 +20,32 @@ STEPS = (1e-3, 1e-1)  # between which the steps begin
 class Mamba(LinearMixer):
     """`W_o (silu(z) * y)`, `h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t`, `y_t = C_t . h_t + D x_t` for each channel.
 
-    Of the tokens u come (x, z) = W_in u, then x = silu(conv(x)), (r, B, C) = W_x x, and dt = softplus(W_dt r + b).
+    The tokens u give (x, z) = W_in u, then x = silu(conv(x)), (r, B, C) = W_x x, and dt = softplus(W_dt r + b).
 
     Source: Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", arXiv:2312.00752, sections
-    3.4 and 3.6. It has no heads, and a model of it no feed-forward layers: two of it stand for a layer of attention and
-    one that is fed forward. At the start A = -(1, 2, ..) in each channel, D = 1, and the steps of the channels are
-    spread evenly in their logarithm over 0.001 .. 0.1, which the authors draw from there; W_dt and the convolution are
-    drawn as the authors' code draws them, and all else from N(0, 0.02).
+    3.4 and 3.6. It has no heads. Two Mamba blocks replace one attention block and one MLP. At the start, each channel
+    has A = -(1, 2, ..) and D = 1. The initial steps are spaced evenly in their logarithm over 0.001 .. 0.1; the authors
+    draw them from that range. W_dt and the convolution are drawn as in the authors' code, the rest from N(0, 0.02).
 
     Args:
-      causal: True: a state has no other form.
-      state_size: s, numbers that each channel keeps.
+      causal: Must be true: a state has no other form.
+      state_size: s, the state's numbers for each channel.
       conv_width: Tokens that the convolution reads.
       expansion: Channels of x over the width d.
-      dt_rank: Numbers of a token that its steps are made of; None for a sixteenth of the width, rounded up.
+      dt_rank: Width of the steps' projection; None for a sixteenth of d, rounded up.
       **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:
       x: Float tensor `[b, n, d]`.
       padding_mask: Bool `[b, n]`, True at real tokens.
       segment_ids: Integers `[b, n]`, 0 at padding, one number a packed document.
-      positions: Not read: what it knows of positions are its decays.
+      positions: Ignored: the decays carry all position information.
 
     Returns:
       Float tensor `[b, n, d]`.
 
-    Masking: padding leaves the states as they are, and is zeros to the convolution; a packed document equals itself
-    alone.
+    Masking: padding leaves the states unchanged, and the convolution reads it as zeros. A packed document gives the
+    same output as alone.
 
     Example:
       >>> Mamba()(ops.ones((2, 10, 16))).shape
@@ -87,12 +86,12 @@ class Mamba(LinearMixer):
         within = keras.initializers.RandomUniform(-(self.conv_width**-0.5), self.conv_width**-0.5)
         self.conv_weights = self.add_weight(name="conv_weights", shape=(self.conv_width, e), initializer=within)
         self.conv_bias = self.add_weight(name="conv_bias", shape=(e,), initializer=within)
-        # In float32 whatever the rest is; vectors, because the optimizer lets matrices decay.
+        # Always float32. Vectors, because the optimizer applies weight decay to matrices.
         steps = np.geomspace(*STEPS, e)
         starts = {
             "log_decay_rate": np.tile(np.log1p(np.arange(s)), e),
             "skip": np.ones(e),
-            "step_bias": np.log(np.expm1(steps)),  # whose softplus they are
+            "step_bias": np.log(np.expm1(steps)),  # their softplus is `steps`
         }
         for name, start in starts.items():
             drawn = lambda shape, dtype, start=start: ops.cast(start, dtype)  # noqa: E731
@@ -114,7 +113,7 @@ class Mamba(LinearMixer):
         return {"b": b, "n": n, "e": self.inner, "s": self.state_size, "w": self.conv_width}
 
     def enter(self, x: Tensor, positions: Tensor) -> tuple[dict[str, Tensor], list[Tensor]]:
-        """What the scan takes of x `[b, n, e]` behind the convolution."""
+        """The scan's inputs, from x `[b, n, e]` after the convolution."""
         x = ops.silu(x)
         r, s = self.rank, self.state_size
         steps, b, c = ops.split(self.state_projection(x), [r, r + s], axis=-1)
@@ -144,14 +143,14 @@ class Mamba(LinearMixer):
         return 2 * (d * 2 * e + e * (r + 2 * s) + r * e + e * d) + convolution.SPEC.flops(self.sizes(n=1), {})
 
     def activations(self, n: int) -> int:
-        return round(9 * self.inner + 3 * self.state_size)  # steps in float32; states are made again
+        return round(9 * self.inner + 3 * self.state_size)  # steps in float32; the states are recomputed
 
     def state_bytes(self, n: int, itemsize: int = 2) -> int:
         kernels = (SPEC, convolution.SPEC)
         return sum(spec.state_bytes(self.sizes(), {}, itemsize) for spec in kernels)
 
     def initial_state(self, batch: int, capacity: int | None = None, dtype: str | None = None) -> State:
-        """Constant in the text's length: `conv [b, w - 1, e]`, `ssm [b, s, e]`, float32, and `position [b]`."""
+        """Independent of the text's length: `conv [b, w - 1, e]`, `ssm [b, s, e]`, float32, and `position [b]`."""
         check_streams(self, self.obstacle)
         check_capacity(self, capacity)
         sizes, dtype = self.sizes(batch), dtype or self.compute_dtype

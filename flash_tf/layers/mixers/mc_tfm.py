@@ -19,15 +19,14 @@ class MixedChunkSelfAttention(LinearMixer):
     """`out = W_o concat_h(softmax inside the chunk + linear attention across chunks)`, with biases.
 
     Source: FLASH (arXiv:2202.10447), section 4.4, "MC-TFM++": mixed chunk attention with multi-head self-attention
-    instead of the gated unit. The paper gives no formula; ours is that of `kernels_xla.mc_tfm`, with queries and
-    keys of the linear part made of those of the other, channel by channel: `lin_q = gamma q + beta`, as FLASH makes its
-    four heads of one.
+    instead of the gated unit. The paper gives no formula; `kernels_xla.mc_tfm` has ours. The queries and keys of the
+    linear part come from the other queries and keys, channel by channel: `lin_q = gamma q + beta`, as in FLASH.
 
     Args:
       heads: h; must divide the width d, with `rotary` into even parts.
       chunk_size: Tokens of a chunk, c. Part of the function: FLASH's is 256, 512 for PG-19.
       causal: Whether position i may read only positions <= i.
-      rotary: Whether queries and keys, those of the linear part too, are rotated by position.
+      rotary: Whether all queries and keys are rotated by position.
       **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:
@@ -39,8 +38,8 @@ class MixedChunkSelfAttention(LinearMixer):
     Returns:
       Float tensor `[b, n, d]`.
 
-    Masking: padding is neither read nor counted. Packed documents must start on a multiple of `chunk_size` to get what
-    they get alone.
+    Masking: padding is neither read nor counted. A packed document gives the same output as alone if it starts on a
+    multiple of `chunk_size`.
 
     Example:
       >>> MixedChunkSelfAttention(heads=2, chunk_size=4, causal=True)(ops.ones((2, 10, 16))).shape
@@ -90,7 +89,7 @@ class MixedChunkSelfAttention(LinearMixer):
         return {**heads, "v": v}, []
 
     def _scaled(self, layer, x):
-        """`[b, n, h, s]` -> the layer's one head alike, each channel of each head by a weight of its own."""
+        """Scales `[b, n, h, s]` by the layer's one head: each channel of each head has its own weight."""
         made = layer(ops.reshape(x, (*ops.shape(x)[:2], self.width)))
         return {name: self.split(part) for name, part in made.items()}
 
@@ -102,4 +101,4 @@ class MixedChunkSelfAttention(LinearMixer):
 
     def activations(self, n: int) -> int:
         c, s = min(n, self.chunk_size), self.width // self.heads
-        return 15 * self.width + 3 * c * self.heads + round(4 * s * self.width / c)  # float32 sums, kept per chunk
+        return 15 * self.width + 3 * c * self.heads + round(4 * s * self.width / c)  # float32 sums for each chunk

@@ -1,4 +1,4 @@
-"""Nystromformer: softmax attention through the means of segments."""
+"""Nystromformer: softmax attention through landmarks, the means of segments."""
 
 import keras
 
@@ -11,27 +11,27 @@ from kernels_xla.nystromformer import SPEC
 @MIXERS.register("nystromformer")
 @keras.saving.register_keras_serializable("flash_tf")
 class Nystromformer(BidirectionalMixer):
-    """`out = W_o concat_h(F1 pinv(F2) F3 v_h)`: all tokens to landmarks, those to each other, and those to all tokens.
+    """`out = W_o concat_h(F1 pinv(F2) F3 v_h)`: tokens to landmarks, landmarks to landmarks, landmarks to tokens.
 
-    Source: Xiong et al., "Nystromformer", arXiv:2102.03902, without its convolution of the values, as in the comparison
-    of Skyformer (arXiv:2111.00035); see `kernels_xla.nystromformer`.
+    Source: Xiong et al., "Nystromformer", arXiv:2102.03902, without its convolution of the values, as in
+    Skyformer's comparison (arXiv:2111.00035); see `kernels_xla.nystromformer`.
 
     Args:
       heads: h; must divide the width d.
-      causal: Must be false: it reads the whole text.
-      landmarks: How many segments of the text have a mean; their lengths differ by one token at most.
+      causal: Must be false: the layer reads the whole text.
+      landmarks: Number of segments. Their lengths differ by one token at most.
       **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:
       x: Float tensor `[b, n, d]`.
       padding_mask: Bool `[b, n]`, True at real tokens.
       segment_ids: Must be None: a row is one text.
-      positions: Not read: it has no positions of its own.
+      positions: Ignored: the layer has no position embedding.
 
     Returns:
       Float tensor `[b, n, d]`.
 
-    Masking: padding is not read: segments and means are of the real tokens.
+    Masking: segments and means contain real tokens only.
 
     Example:
       >>> from keras import ops
@@ -41,7 +41,7 @@ class Nystromformer(BidirectionalMixer):
 
     def __init__(self, heads: int = 12, causal: bool = False, landmarks: int = 128, **kwargs):
         super().__init__(**kwargs)
-        self.keep(causal, heads=heads, landmarks=landmarks)
+        self.set_options(causal, heads=heads, landmarks=landmarks)
 
     @property
     def spec(self) -> KernelSpec:

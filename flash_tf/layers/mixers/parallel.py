@@ -15,15 +15,15 @@ from kernels_xla.common.spec import State, Tensor
 @MIXERS.register("parallel")
 @keras.saving.register_keras_serializable("flash_tf")
 class Parallel(keras.layers.Layer):
-    """`out = sum_i mixer_i(x)`: what one projection of the mixers' concatenated outputs gives.
+    """`out = sum_i mixer_i(x)`, equal to one projection of the mixers' concatenated outputs.
 
     Source: TransNormer (arXiv:2210.10340), Table 12, which tries DiagAttention and NormAttention side by side in every
-    layer, and concatenates what they put out. Each mixer here has its own output projection, and
-    `[a, b] [W_a; W_b] = a W_a + b W_b`. It has the weights and the cost of all its mixers.
+    layer and concatenates their outputs. Each mixer here has its own output projection, because
+    `[a, b] [W_a; W_b] = a W_a + b W_b`. The layer has the weights and the cost of all its mixers.
 
     Args:
-      mixers: `{"type": name, **options}` of each, two or more, but for `causal`.
-      causal: Whether position i may read only positions <= i: `causal` of every mixer.
+      mixers: `{"type": name, **options}` for each mixer, two or more, without `causal`.
+      causal: Whether position i may read only positions <= i. It is set for every mixer.
       **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:
@@ -35,7 +35,7 @@ class Parallel(keras.layers.Layer):
     Returns:
       Float tensor `[b, n, d]`.
 
-    Masking: that of the mixers. Packed documents must start at multiples of all their `align`.
+    Masking: as in the mixers. Packed documents must start at multiples of every mixer's `align`.
 
     Example:
       >>> from keras import ops
@@ -73,7 +73,7 @@ class Parallel(keras.layers.Layer):
 
     @property
     def align(self) -> int:
-        """Documents must start at multiples of every mixer's."""
+        """Documents must start at multiples of every mixer's `align`."""
         return math.lcm(*(part.align for part in self.parts))
 
     @property
@@ -103,7 +103,7 @@ class Parallel(keras.layers.Layer):
         return sum(part.state_bytes(n, itemsize) for part in self.parts) - 4 * (len(self.parts) - 1)  # one position
 
     def initial_state(self, batch: int, capacity: int | None = None, dtype: str | None = None) -> State:
-        """`mixer_0/<name>` and so on, and one `position` for all; `capacity` goes to the mixers that grow."""
+        """`mixer_0/<name>` and so on, and one shared `position`. The mixers that grow get `capacity`."""
         check_streams(self, self.obstacle)
         check_capacity(self, capacity)
         states = [part.initial_state(batch, capacity if part.grows else None, dtype) for part in self.parts]
@@ -138,7 +138,7 @@ class Parallel(keras.layers.Layer):
         return split("mixer", state, len(self.parts))
 
     def compute_output_shape(self, x_shape: tuple) -> tuple:
-        return x_shape  # known without a trace, which an unknown length would stop on JAX
+        return x_shape  # Keras on JAX cannot trace an unknown length
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), **options(self)}

@@ -1,4 +1,4 @@
-"""Reformer: softmax attention among tokens that a hash puts beside each other."""
+"""Reformer: softmax attention among tokens with similar hashes."""
 
 import keras
 
@@ -15,28 +15,28 @@ class Reformer(BidirectionalMixer):
     """`out = W_o concat_h(o_h)`: attention of q_h to `q_h / |q_h|` within chunks of the text sorted by hash.
 
     Source: Kitaev et al., "Reformer", arXiv:2001.04451, LSH attention, without its reversible layers; see
-    `kernels_xla.reformer`. The rotations of the hash follow from the seed [our definition; the
-    authors draw them in each step].
+    `kernels_xla.reformer`. The seed determines the hash's rotations [our definition; the authors draw
+    them in each step].
 
     Args:
       heads: h; must divide the width d.
-      causal: Must be false: it reads the whole text.
+      causal: Must be false: the layer reads the whole text.
       chunk_size: Tokens of a chunk of the sorted text. Part of the function.
-      buckets: How many values the hash has; even.
-      rounds: How often it hashes.
-      seed: What the rotations follow from.
+      buckets: Number of hash values; even.
+      rounds: Number of hashes.
+      seed: Seed of the rotations.
       **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:
       x: Float tensor `[b, n, d]`.
       padding_mask: Bool `[b, n]`, True at real tokens.
       segment_ids: Must be None: a row is one text.
-      positions: Not read: it has no positions of its own.
+      positions: Ignored: the layer has no position embedding.
 
     Returns:
       Float tensor `[b, n, d]`.
 
-    Masking: padding is not read: it is sorted behind the text.
+    Masking: padding is not read; it is sorted behind the text.
 
     Example:
       >>> from keras import ops
@@ -57,7 +57,7 @@ class Reformer(BidirectionalMixer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        self.keep(causal, seed, heads=heads, chunk_size=chunk_size, buckets=buckets, rounds=rounds)
+        self.set_options(causal, seed, heads=heads, chunk_size=chunk_size, buckets=buckets, rounds=rounds)
         if buckets % 2:
             raise ValueError(f"Reformer needs an even number of buckets, got {buckets}")
 

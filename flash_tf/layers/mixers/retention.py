@@ -1,4 +1,4 @@
-"""Retention: linear attention whose heads forget, each at a pace of its own."""
+"""Retention: linear attention with a fixed decay for each head."""
 
 from typing import Any
 
@@ -21,20 +21,21 @@ from kernels_xla.retention import SPEC
 class Retention(LinearMixer):
     """`y = W_o (silu(x W_g) * concat_h norm(sum_{j <= i} gamma_h^(i - j) (q_i . k_j) v_j))`, without biases.
 
-    Source: Sun et al., "Retentive Network", arXiv:2307.08621, section 2. gamma_h = 1 - 2^(-5 - h), h = 0, 1, ...; keys
-    are as wide as the model and values twice; keys are divided by the root of their width; the norm is over each
-    head's values, without weights. Queries and keys are rotated by angles 10000^(-i / (m - 1)) a token, i = 0 .. m - 1
-    for the m pairs of a head: the authors', whose last exponent is 1. They pair neighbouring channels, and here channel
-    i goes with i + m: the same but for the order of the channels. The authors' code also divides scores by the root of
-    the sum of a row's decays, and by the row's sum, which the norm undoes, and which this leaves out.
+    Source: Sun et al., "Retentive Network", arXiv:2307.08621, section 2. gamma_h = 1 - 2^(-5 - h) for h = 0, 1, ....
+    Keys are as wide as the model, and values twice as wide. Keys are divided by the root of their width. The norm acts
+    on each head's values and has no weights. Queries and keys are rotated by 10000^(-i / (m - 1)) a token, for the m
+    pairs i = 0 .. m - 1 of a head, as in the authors' code, where the last exponent is 1. The authors pair neighbouring
+    channels; here channel i is paired with i + m, which only changes the order of the channels. The authors' code also
+    divides scores by the root of the row's summed decays and by the row's sum. The norm undoes both, so they are left
+    out here.
 
-    Matrices start from N(0, 0.02), as those of every system here, so that results differ by the systems alone; the
-    authors' code starts from Xavier's, that of queries, keys, values and gate times 2^-2.5, W_o times 2^-1: 0.006 for
-    queries and keys of a model of width 1,024, 0.013 for W_o. The norm undoes the scale of all but gate and W_o.
+    Matrices start from N(0, 0.02), as in every system here, so that results differ only by the systems. The authors'
+    code starts from Xavier's distribution, times 2^-2.5 for queries, keys, values and gate, times 2^-1 for W_o: 0.006
+    for queries and keys at a width of 1,024, and 0.013 for W_o. The norm undoes all scales except the gate's and W_o's.
 
     Args:
       heads: h; must divide the width d into even parts.
-      causal: True: retention has no other form.
+      causal: Must be true: retention has no other form.
       block_size: Tokens that the implementation reads as one block. It changes only the speed; see `flash-tf tune`.
       **kwargs: Passed to `keras.layers.Layer`.
 
@@ -47,7 +48,7 @@ class Retention(LinearMixer):
     Returns:
       Float tensor `[b, n, d]`.
 
-    Masking: padding is neither read nor counted by the decay; a packed document equals itself alone.
+    Masking: padding is neither read nor counted by the decay. A packed document gives the same output as alone.
 
     Example:
       >>> Retention(heads=2)(ops.ones((2, 10, 16))).shape
@@ -95,10 +96,10 @@ class Retention(LinearMixer):
     def enter(self, x: Tensor, positions: Tensor) -> tuple[dict[str, Tensor], list[Tensor]]:
         d, pairs = self.width, self.width // self.heads // 2
         q, k, v, gate = ops.split(self.in_projection(x), [d, 2 * d, 4 * d], axis=-1)
-        base = 10_000.0 ** (pairs / max(pairs - 1, 1))  # so that the last of the pairs turns by 1 / 10,000
+        base = 10_000.0 ** (pairs / max(pairs - 1, 1))  # the last pair turns by 1 / 10,000
         q, k = (rotary(self.split(part), positions, base=base) for part in (q, k))
         k = k * ops.cast((2 * pairs) ** -0.5, k.dtype)
-        # Of positions, so that no compiler stores what it makes of constants.
+        # The positions make this a runtime value: a compiler would store a constant table in the program.
         zero = ops.cast(runtime_zero(positions), "float32")
         log_decay = ops.broadcast_to(ops.convert_to_tensor(self.log_decay()) + zero, (*ops.shape(x)[:2], self.heads))
         return {"q": q, "k": k, "v": self.split(v), "log_decay": log_decay}, [gate]

@@ -21,8 +21,8 @@ from kernels_xla.softmax_attention import SPEC
 class MultiHeadSelfAttention(KernelMixer):
     """`out = W_o concat_h(attend(q_h, k_h, v_h))`; one dense projection makes q, k and v.
 
-    Source: Vaswani et al. 2017; the options `rotary`, `kernel`, `heads` and `gated` are those of FLASH's baselines and
-    of its Table 2.
+    Source: Vaswani et al. 2017. FLASH's baselines and its Table 2 use the options `rotary`, `kernel`, `heads` and
+    `gated`.
 
     Args:
       heads: h; must divide the width d into even parts.
@@ -42,7 +42,7 @@ class MultiHeadSelfAttention(KernelMixer):
     Returns:
       Float tensor `[b, n, d]`.
 
-    Masking: padding is not read; a packed document equals itself alone.
+    Masking: padding is not read. A packed document gives the same output as alone.
 
     Example:
       >>> MultiHeadSelfAttention(heads=2, causal=True)(ops.ones((2, 10, 16))).shape

@@ -1,4 +1,4 @@
-"""Transformer-LS: attention to a window of tokens and to weighted sums over the text."""
+"""Transformer-LS: attention to a window of tokens and to a dynamic low-rank projection of the text."""
 
 import keras
 from keras import ops
@@ -16,19 +16,18 @@ from kernels_xla.transformer_ls.attention import EPSILON
 class TransformerLS(BidirectionalMixer):
     """`out = W_o concat_h(attend(q_h, [near k_h, far K_h], [near v_h, far V_h]))`, one softmax over both.
 
-    Source: Zhu et al., "Long-Short Transformer", arXiv:2107.02192. Keys and values pass one layer norm, and their sums
-    another, of keys and values alike, as in the authors' code of masked models; see
-    `kernels_xla.transformer_ls.attention`, and `kernels_xla.transformer_ls.causal_attention`, which sums each segment
-    of the text once it is finished, instead of the whole.
-    Its state keeps the sums of all segments. Ours is that the causal form has the same norms, where the authors' sums
-    what has passed none, and no relative positions, and that its segments are as long as the window's.
+    Source: Zhu et al., "Long-Short Transformer", arXiv:2107.02192. One layer norm acts on keys and values, and another
+    on their weighted sums, as in the authors' code for masked models. See `kernels_xla.transformer_ls.attention`. The
+    causal form, `kernels_xla.transformer_ls.causal_attention`, sums each segment once it is finished. Its state keeps
+    the sums of all segments. Our causal form differs from the authors' code: it has the same norms as the masked form,
+    no relative positions, and segments as long as the window's.
 
     Args:
       heads: h; must divide the width d.
       causal: Whether position i may read only positions <= i.
       chunk_size: Tokens of a block, or of a segment. Part of the function. The window of a block, which must be even,
-        is itself and half a block on each side; if causal, that of a token is its own segment and the one before.
-      landmarks: r, how many sums a head has, if causal of each segment.
+        is itself and half a block on each side. If causal, a token's window is its own segment and the one before.
+      landmarks: r, the number of weighted sums of a head; if causal, for each segment.
       **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:
@@ -36,13 +35,13 @@ class TransformerLS(BidirectionalMixer):
       padding_mask: Bool `[b, n]`, True at real tokens.
       segment_ids: Integers `[b, n]`, 0 at padding, one number a packed document, if causal; else it must be None: a
         row is one text.
-      positions: Not read: it has no positions of its own.
+      positions: Ignored: the layer has no position embedding.
 
     Returns:
       Float tensor `[b, n, d]`.
 
-    Masking: padding is not read, and in no sum. Packed documents must start on a multiple of `chunk_size` to get what
-    they get alone.
+    Masking: padding is not read and not part of a sum. A packed document gives the same output as alone if it starts on
+    a multiple of `chunk_size`.
 
     Example:
       >>> TransformerLS(heads=2, chunk_size=4, causal=True)(ops.ones((2, 10, 16))).shape
@@ -54,7 +53,7 @@ class TransformerLS(BidirectionalMixer):
 
     def __init__(self, heads: int = 12, causal: bool = False, chunk_size: int = 64, landmarks: int = 32, **kwargs):
         super().__init__(**kwargs)
-        self.keep(causal, heads=heads, chunk_size=chunk_size, landmarks=landmarks)
+        self.set_options(causal, heads=heads, chunk_size=chunk_size, landmarks=landmarks)
         if chunk_size % 2 and not causal:
             raise ValueError(f"TransformerLS needs an even chunk_size, got {chunk_size}")
 
@@ -65,7 +64,7 @@ class TransformerLS(BidirectionalMixer):
 
     def build(self, x_shape: tuple) -> None:
         self.build_heads(x_shape, multiple=1)
-        # A bias would add the same to all tokens of a sum, whose softmax is over the tokens.
+        # No bias: the softmax over tokens would cancel it.
         self.landmark_projection = projection(self, self.heads * self.landmarks, "landmark_projection", use_bias=False)
         same = {"epsilon": EPSILON, "dtype": self.dtype_policy}
         self.near_norm = keras.layers.LayerNormalization(name="near_norm", **same)
@@ -95,4 +94,4 @@ class TransformerLS(BidirectionalMixer):
 
     def seen(self, n: int) -> int:
         segments = n // self.chunk_size if self.causal else 1
-        return 2 * self.chunk_size + (segments + 1) * self.landmarks  # once more for those that make the sums
+        return 2 * self.chunk_size + (segments + 1) * self.landmarks  # once more to make the sums
