@@ -1,11 +1,13 @@
 """SentencePiece pieces for text, and back."""
 
+import functools
 import hashlib
 import io
 import os
 import re
 from collections.abc import Iterable, Iterator
 from itertools import chain
+from typing import Literal
 
 import numpy as np
 import sentencepiece
@@ -13,6 +15,8 @@ import tensorflow as tf
 import tensorflow_text
 from google.protobuf.message import DecodeError
 from sentencepiece import sentencepiece_model_pb2
+
+from flash_tf.data import visible
 
 MASK, CLS = "<mask>", "<cls>"
 
@@ -23,9 +27,19 @@ SENTENCE = re.compile(r"\S.{0,999}(?!\S)|\S.{0,999}")
 # Not after "▁": the normaliser strips it from the end of a text as if it were a space.
 CHUNK = re.compile(r"(?s).{1024,}?(?<!▁)[ \n]|.+")
 CHUNKS_AT_A_TIME = 4096
+# A model's normaliser has this name if its texts go through `flash_tf.data.visible` first.
+KEEPS_WHITESPACE = "flash_tf_visible"
 # TF-Text 2.19, the last that runs beside Cloud TPU, ends the process at a batch of more than 32,767 ids. SentencePiece
 # itself gives the same ids, at three quarters of the speed.
 COUNTS_IN_16_BITS = tensorflow_text.__version__.startswith("2.19.")
+
+VISIBLE = {
+    "normalization_rule_name": "identity",
+    "add_dummy_prefix": False,
+    "remove_extra_whitespaces": False,
+    "character_coverage": 1.0,
+    "required_chars": "".join(visible.BYTES),
+}
 
 
 class Tokenizer:
@@ -35,9 +49,11 @@ class Tokenizer:
     ids, whose pieces are lost: text that would yield them yields `unk_id`. No text yields a special id.
 
     Normalisation is the model's. NFKC, the usual one, makes every run of blanks and newlines one blank, so `decode`
-    does not give them back.
+    does not give them back. A model that `train` made with `whitespace="keep"` changes nothing: `decode` gives the very
+    text that `encode` read, whatever its characters.
 
     Attributes:
+      keeps_whitespace: Whether the model was made with `whitespace="keep"`.
       vocabulary_size: Number of pieces, V.
       pad_id, eos_id, unk_id, mask_id, cls_id: Ids below V.
       special_ids: pad, eos, mask and cls.
@@ -49,6 +65,7 @@ class Tokenizer:
         """Takes the bytes of a `.model` file; ValueError, naming `where`, if they are none that can be used."""
         pieces = _read_pieces(model, where)
         self._model = model
+        self.keeps_whitespace = _keeps_whitespace(model)
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         # Faster than Python's (10 MB/s a core against 5 to 7); SentencepieceTokenizer would not survive set_seed.
         self._fast = tensorflow_text.FastSentencepieceTokenizer(model)
@@ -91,15 +108,27 @@ class Tokenizer:
         return cls(model, where=f"tokenizer model {path}")
 
     @classmethod
-    def train(cls, documents: Iterator[str], vocabulary_size: int) -> "Tokenizer":
+    def train(
+        cls, documents: Iterator[str], vocabulary_size: int, whitespace: Literal["collapse", "keep"] = "collapse"
+    ) -> "Tokenizer":
         """Makes a model of exactly `vocabulary_size` pieces, the same for the same documents.
 
-        Reads the first 32 million characters and samples 4 million of them. ValueError if they hold too few different
-        pieces, saying how many are possible, or more characters than `vocabulary_size`.
+        Reads the first 32 million characters and samples 4 million of them.
+
+        Args:
+          documents: Texts.
+          vocabulary_size: V.
+          whitespace: "collapse" makes every run of blanks and newlines one blank. "keep" keeps all, which suits code;
+            256 of the pieces are then bytes, so that no text has an unknown character.
+
+        Raises:
+          ValueError: The documents hold too few different pieces, and it says how many are possible; or they hold more
+            characters than `vocabulary_size`.
         """
+        keep = whitespace == "keep"
         sentences, size = [], 0
         for document in documents:
-            sentences += SENTENCE.findall(document)
+            sentences += visible.SENTENCE.findall(_visible([document])[0]) if keep else SENTENCE.findall(document)
             size += len(document)
             if size >= READ_CHARACTERS:
                 break
@@ -118,10 +147,11 @@ class Tokenizer:
                 shuffle_input_sentence=False,
                 num_threads=1,
                 minloglevel=2,
+                **(VISIBLE if keep else {}),
             )
         except RuntimeError as error:
             raise ValueError(_why_training_failed(str(error), vocabulary_size)) from None
-        return cls(model.getvalue())
+        return cls(_named(model.getvalue()) if keep else model.getvalue())
 
     def save(self, path: str) -> None:
         """Writes the model's bytes as they were loaded or trained; OSError if `path` cannot be written."""
@@ -135,9 +165,15 @@ class Tokenizer:
         """The ids of each text, int32 `[length]`, without eos.
 
         Texts are tokenised in chunks of about a thousand characters that end at a blank, which no piece crosses: the
-        scores of a long text, added in float32, would drown the difference between two ways to cut a word.
+        scores of a long text, added in float32, would drown the difference between two ways to cut a word. If white
+        space is kept, each word is tokenised alone.
         """
-        cut = [CHUNK.findall(text) for text in texts]
+        return self._encode(_visible(texts) if self.keeps_whitespace else texts)
+
+    def _encode(self, texts: list[str]) -> list[np.ndarray]:
+        """The ids of texts, which are spelled already if white space is kept."""
+        chunk = visible.WORD if self.keeps_whitespace else CHUNK
+        cut = [chunk.findall(text) for text in texts]
         chunks = [_utf8(chunk) for chunk in chain.from_iterable(cut)]
         ids, lengths = [np.zeros(0, np.int32)], [np.zeros(1, np.int64)]
         for start in range(0, len(chunks), CHUNKS_AT_A_TIME):
@@ -159,17 +195,33 @@ class Tokenizer:
     def encode_with_masks(self, text: str) -> np.ndarray:
         """The ids of `text`, int32 `[length]`, in which each literal `<mask>` is `mask_id`.
 
-        What follows a `<mask>` begins a word, as it would after a blank.
+        A blank before a `<mask>` is part of what is masked. What follows a `<mask>` begins a word, as it would after a
+        blank; if white space is kept, only after a blank.
         """
-        first, *rest = self.encode(text.split(MASK))
+        if self.keeps_whitespace:
+            text = _visible([text])[0].replace(f"▁{MASK}", MASK)
+        first, *rest = self._encode(text.split(MASK))
         mask = np.array([self.mask_id], np.int32)
         return np.concatenate([first, *chain.from_iterable((mask, ids) for ids in rest)])
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`: a mask reads `<mask>`, an unknown piece `⁇`; pad, eos and cls leave no trace."""
+        if self.keeps_whitespace:
+            spelled = "".join(self.spelled[i] for i in ids)
+            return visible.restored(tf.constant([spelled])).numpy()[0].decode("utf-8", "replace")
         unseen = {self.pad_id, self.eos_id, self.cls_id}
         pieces = [" " + MASK if i == self.mask_id else self._pieces[i] for i in ids if i not in unseen]
         return self._processor.decode_pieces(pieces).strip()
+
+    @functools.cached_property
+    def spelled(self) -> list[str]:
+        """What each piece adds to the text that `decode` writes, `[V]`, a blank being "▁"."""
+        spelled = list(self._pieces)
+        for i in (self.pad_id, self.eos_id, self.cls_id):
+            spelled[i] = ""
+        spelled[self.mask_id] = f"▁{MASK}"
+        spelled[self.unk_id] = _visible([" ⁇"])[0][1:] if self.keeps_whitespace else "▁⁇▁"
+        return spelled
 
     def piece(self, id: int) -> str:
         """The piece as the model spells it, a leading blank being "▁"."""
@@ -188,10 +240,13 @@ def _read_pieces(model: bytes, where: str) -> list[str]:
     trainer = proto.trainer_spec
     normalized = sentencepiece.SentencePieceProcessor(model_proto=model).normalize("a \n b")
     pieces = [piece.piece for piece in proto.pieces]
+    keep = proto.normalizer_spec.name == KEEPS_WHITESPACE
+    want = "a▁\n▁b" if keep else "▁a▁b"
     needs = {
         "model_type unigram": trainer.model_type == trainer.UNIGRAM,
         "byte_fallback off": not trainer.byte_fallback,
-        "normalisation of 'a \\n b' to '▁a▁b'": normalized == "▁a▁b",
+        f"normalisation of 'a \\n b' to {want!r}": normalized == want,
+        "a piece for each byte": not keep or set(visible.BYTES) <= set(pieces),
         "pieces that cross no blank": not any("▁" in piece[1:] for piece in pieces),
         f"a pad piece called {trainer.pad_piece}": trainer.pad_piece in pieces,
         f"an eos piece called {trainer.eos_piece}": trainer.eos_piece in pieces,
@@ -209,6 +264,21 @@ def _why_training_failed(message: str, vocabulary_size: int) -> str:
     if "sentences_.empty()" in message:
         return "a tokenizer cannot be trained on no text"
     return f"a tokenizer of {vocabulary_size} pieces cannot be trained: {message}"
+
+
+def _keeps_whitespace(model: bytes) -> bool:
+    return sentencepiece_model_pb2.ModelProto.FromString(model).normalizer_spec.name == KEEPS_WHITESPACE
+
+
+def _named(model: bytes) -> bytes:
+    """The model, its normaliser named so that whoever loads it keeps white space too."""
+    proto = sentencepiece_model_pb2.ModelProto.FromString(model)
+    proto.normalizer_spec.name = KEEPS_WHITESPACE
+    return proto.SerializeToString(deterministic=True)
+
+
+def _visible(texts: list[str]) -> list[str]:
+    return [text.decode() for text in visible.visible(tf.constant([_utf8(text) for text in texts], tf.string)).numpy()]
 
 
 def _utf8(text: str) -> bytes:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import tensorflow as tf
 import tensorflow_text
 
+from flash_tf.data import visible
 from flash_tf.data.tokenizer import MASK, Tokenizer
 
 
@@ -92,16 +93,15 @@ class TextReader(IdReader):
         self._fast = tensorflow_text.FastSentencepieceTokenizer(model)
         self._mask, self._unknown, self._special = tokenizer.mask_id, tokenizer.unk_id, tokenizer.special_ids
         self._pieces = [tokenizer.piece(i) for i in range(tokenizer.vocabulary_size)]
-        shown = [piece.replace("▁", " ") for piece in self._pieces]
-        for i in (tokenizer.pad_id, tokenizer.eos_id, tokenizer.cls_id):
-            shown[i] = ""
-        shown[tokenizer.mask_id], shown[tokenizer.unk_id] = f" {MASK}", " ⁇ "
-        self._shown = shown
+        self._spelled, self._keep = tokenizer.spelled, tokenizer.keeps_whitespace
 
     def read(self, text: tf.Tensor, masks: bool = False) -> Rows:
         """Texts `[b]` as rows; with `masks` each literal `<mask>` is one, else it is text as any other."""
+        if self._keep:
+            text = tf.strings.regex_replace(visible.visible(text), f"▁{MASK}", MASK) if masks else visible.visible(text)
         parts = tf.strings.split(text, MASK) if masks else tf.RaggedTensor.from_tensor(text[:, None])
-        chunks = tf.strings.split(tf.strings.regex_replace(parts.flat_values, self.CHUNK, rf"\1{self.CUT}"), self.CUT)
+        chunk, cut = ("▁", f"{self.CUT}▁") if self._keep else (self.CHUNK, rf"\1{self.CUT}")
+        chunks = tf.strings.split(tf.strings.regex_replace(parts.flat_values, chunk, cut), self.CUT)
         ids = self._fast.tokenize(chunks.flat_values)
         special = tf.reduce_any([ids.flat_values == i for i in self._special], axis=0)
         values = tf.where(special, self._unknown, ids.flat_values)
@@ -114,7 +114,10 @@ class TextReader(IdReader):
 
     def write(self, ids: tf.Tensor) -> tf.Tensor:
         """Ids `[..., n]` -> texts `[...]`."""
-        return tf.strings.strip(tf.strings.reduce_join(tf.gather(tf.constant(self._shown), ids), axis=-1))
+        spelled = tf.strings.reduce_join(tf.gather(tf.constant(self._spelled), ids), axis=-1)
+        if self._keep:
+            return tf.reshape(visible.restored(tf.reshape(spelled, [-1])), tf.shape(spelled))
+        return tf.strings.strip(tf.strings.regex_replace(spelled, "▁", " "))
 
     def pieces(self, ids: tf.Tensor) -> tf.Tensor:
         """Each id's piece, as the vocabulary spells it."""

@@ -1,4 +1,4 @@
-"""The actions between two loops of steps: metrics, progress, checkpoints, signals, a profile."""
+"""What happens between two loops of steps: records, the progress line, checkpoints, signals, a profile."""
 
 import contextlib
 import signal
@@ -14,7 +14,8 @@ from flash_tf.profiling.capture import Capture
 from flash_tf.training.checkpoints import Checkpoints
 from flash_tf.training.progress import Clock, Progress, lasting, perplexity, training_parts
 from flash_tf.training.run_directory import Records
-from flash_tf.training.trainer import COLUMNS, Trainer
+from flash_tf.training.step import COLUMNS
+from flash_tf.training.trainer import Trainer
 
 
 class DivergedError(ValueError):
@@ -22,7 +23,7 @@ class DivergedError(ValueError):
 
 
 class Interrupted(Exception):
-    """A signal asked the run to end. Its state is saved."""
+    """A signal asked the run to end; its state is saved."""
 
     def __init__(self, number: int):
         super().__init__(signal.Signals(number).name)
@@ -50,17 +51,17 @@ class CheckFinite:
         )
 
 
-class Metrics:
-    """Writes each step's record to metrics.jsonl, and shows the last one. Every so many steps the line stays.
+class Report:
+    """Writes each step's record to metrics.jsonl, and shows the last one; every so many steps the line stays.
 
     Args:
-      trainer: The trainer of the records.
+      trainer: Whose records.
       step: Steps done.
-      records: The file metrics.jsonl.
-      progress: Shows the line.
+      records: metrics.jsonl.
+      progress: Where the line goes.
       config: The run's train section.
-      flops_per_step: Model FLOPs of a step.
-      peak: FLOP/s of the devices; None if unknown.
+      flops_per_step: Model FLOPs.
+      peak: FLOP/s of the devices, None where unknown.
     """
 
     def __init__(
@@ -80,12 +81,12 @@ class Metrics:
         self._stays = lasting(config.steps)
 
     def begin(self) -> None:
-        """Shows that the first step is compiling, before there are figures."""
+        """Says what the wait before the first figures is for."""
         if (done := int(self._step.numpy())) < self._steps:
             self._progress.status(f"step {done:,}/{self._steps:,}", "compiling the training step")
 
     def restart_clock(self) -> None:
-        """Leaves the time since the last loop, for example an evaluation, out of the rate."""
+        """Leaves the time since the last loop, of an evaluation say, out of the rate."""
         self._clock.lap()
 
     def __call__(self, output):
@@ -104,7 +105,7 @@ class Metrics:
 
 
 class Save:
-    """Saves a checkpoint when the steps pass a multiple of `every`."""
+    """Saves a checkpoint when enough steps have passed since the last."""
 
     def __init__(self, save: Callable[[], None], step: tf.Variable, every: int):
         self._save, self._step, self._every = save, step, every
@@ -117,14 +118,14 @@ class Save:
         self._last = step
 
 
-class Profiler:
-    """Captures some steps with TensorFlow's profiler. The capture does not change the steps.
+class Profile:
+    """Captures a window of steps with TensorFlow's profiler, and says what they cost; the steps stay as they are.
 
     Args:
-      config: The steps to capture; None for no capture.
-      trainer: The trainer of the steps.
+      config: The window; None for none.
+      trainer: Whose steps.
       step: Steps done.
-      folder: The folder for the trace and its figures; None in a process that writes nothing.
+      folder: Where trace and figures go; None in a process that writes nothing.
       finish: Called with the capture after its last step.
     """
 
@@ -140,7 +141,7 @@ class Profiler:
         self._finish, self._capture = finish, None
 
     def steps_per_loop(self, usual: int) -> int | Callable[[int], int]:
-        """The number of steps in the next loop: up to the first captured step, then one at a time while capturing."""
+        """How many steps come before the next return to Python: up to the window, then one at a time within it."""
         if self._config is None:
             return usual
         start, last = self._config.start, self._config.last
@@ -173,10 +174,10 @@ class Profiler:
 
 
 class Signals:
-    """SIGTERM and SIGINT save and end the run after the current loop. A second SIGINT ends it without saving.
+    """SIGTERM and SIGINT save and end the run after the loop that they come in; a second SIGINT does not wait to save.
 
-    Python runs its handlers when TensorFlow returns, after the loop. The system's own handler wakes a thread at once,
-    and that thread tells the user that a signal has come.
+    Python's handlers run when TensorFlow gives control back, after the loop. What says that a signal has come is a
+    thread that the system's own handler wakes.
     """
 
     def __init__(self, save: Callable[[], None], progress: Progress):

@@ -9,8 +9,10 @@ import sentencepiece
 import tensorflow as tf
 
 from flash_tf.data import tokenizer as module
+from flash_tf.data import visible
 from flash_tf.data.sources import SOURCES
 from flash_tf.data.tokenizer import Tokenizer
+from flash_tf.exporting.readers import TextReader
 
 STRANGE = [
     "",
@@ -40,7 +42,7 @@ def trained(documents):
 
 
 def model(texts, vocab_size, **options):
-    """A model from elsewhere: SentencePiece's own order of special ids, without mask and cls."""
+    """A model as others make it: with SentencePiece's own order of special ids, without mask and cls."""
     written = io.BytesIO()
     defaults = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1, "minloglevel": 2}
     sentencepiece.SentencePieceTrainer.train(
@@ -231,3 +233,102 @@ def test_sentencepiece_itself_gives_the_ids_of_tf_text(trained, documents, monke
     monkeypatch.setattr(module, "COUNTS_IN_16_BITS", True)  # as beside TensorFlow 2.19
     for text, one, other in zip(texts, want, trained.encode(texts), strict=True):
         np.testing.assert_array_equal(one, other, err_msg=repr(text[:50]))
+
+
+# Tokenizers that keep white space
+
+SPACED = [
+    *STRANGE,
+    "\n",
+    " ",
+    "\r\n",
+    "x ",
+    " x",
+    "  x\t",
+    "a b  c\td\r\ne\n\n    f \n",
+    "\ta\n\t\tb\n",
+    "Ġ Ċ ▁Ġ▁ ĉč ĠĊ",  # the characters that spell white space
+    "".join(chr(0x100 + b) for b in range(256)),
+    "".join(map(chr, range(256))),
+    "\0flash-tf\0",
+    "\ufdd0\U0010ffff",
+    "def f(x):\n" + "    " * 400 + "y" * 3000 + " \n" * 900,
+]
+
+
+@pytest.fixture(scope="module")
+def keeping(documents):
+    return Tokenizer.train(iter(documents), 1500, "keep")
+
+
+def test_text_spelled_in_visible_characters_is_restored_whatever_its_bytes():
+    rng = np.random.default_rng(0)
+    few = np.frombuffer(" \n\t\rx▁Ġ".encode(), np.uint8)
+    texts = [rng.choice(few, rng.integers(12)).tobytes() for _ in range(5000)]
+    texts += [rng.integers(0, 256, rng.integers(12), np.uint8).tobytes() for _ in range(5000)]
+    texts += [bytes([b]) for b in range(256)]
+    spelled = visible.visible(tf.constant(texts))
+    assert visible.restored(spelled).numpy().tolist() == texts
+    assert len(set(spelled.numpy().tolist())) == len(set(texts))
+    assert all(text.decode().isprintable() and " " not in text.decode() for text in spelled.numpy())
+
+
+def test_a_tokenizer_that_keeps_white_space_gives_back_the_very_text(keeping, documents):
+    texts = [*SPACED, *documents]
+    encoded = keeping.encode(texts)
+    assert not {keeping.unk_id, *keeping.special_ids} & set(np.concatenate(encoded).tolist())
+    for text, ids in zip(texts, encoded, strict=True):
+        assert keeping.decode(ids) == text
+        framed = [keeping.cls_id, *ids, keeping.eos_id, keeping.pad_id]
+        assert keeping.decode(framed) == text
+    assert keeping.decode([]) == ""
+    assert keeping.decode([*encoded[-1], keeping.unk_id]) == texts[-1] + "⁇"
+
+
+def test_an_exported_graph_reads_and_writes_text_as_a_tokenizer_that_keeps_white_space(keeping, documents, tmp_path):
+    reader = TextReader(keeping, keeping.model, 1 << 20)
+    served = tf.Module()
+    served.read = tf.function(lambda text: reader.read(text, masks=True)[:2], input_signature=[reader.spec])
+    served.write = tf.function(reader.write, input_signature=[tf.TensorSpec([None, None], tf.int32)])
+    tf.saved_model.save(served, str(tmp_path))
+    loaded = tf.saved_model.load(str(tmp_path))
+    masked = ["for i in <mask>(10):\n    <mask>", "<mask><mask>", " <mask> \n", "<mask>\n\n"]
+    texts = [text for text in SPACED if text and "<mask>" not in text] + documents[:5] + masked
+    want = [keeping.encode_with_masks(text).tolist() for text in texts]
+    ids, lengths = loaded.read(tf.constant([text.encode() for text in texts]))
+    assert [row[:n].tolist() for row, n in zip(ids.numpy(), lengths.numpy(), strict=True)] == want
+    assert [text.decode() for text in loaded.write(ids).numpy()] == [keeping.decode(row) for row in want]
+    assert [text.decode() for text in loaded.write(ids).numpy()[: -len(masked)]] == texts[: -len(masked)]
+
+
+def test_a_mask_takes_the_place_of_the_pieces_of_a_word_and_of_the_blank_before_it(keeping):
+    text = "import os\n\ndef f(self, x):\n    return self\n"
+    (whole,) = keeping.encode([text])
+    for word in ("import", "os", "def", "self", "x", "return"):
+        before, after = text.split(word, 1)
+        ids = keeping.encode_with_masks(f"{before}<mask>{after}").tolist()
+        at = ids.index(keeping.mask_id)
+        rest = len(ids) - at - 1
+        assert (ids[:at], ids[at + 1 :]) == (whole[:at].tolist(), whole[len(whole) - rest :].tolist())
+        assert keeping.decode(whole[at : len(whole) - rest]) == word
+
+
+def test_a_saved_model_still_keeps_white_space_and_others_do_not(keeping, trained, documents, tmp_path):
+    assert (keeping.keeps_whitespace, trained.keeps_whitespace) == (True, False)
+    assert Tokenizer.train(iter(documents), 1500, "keep").fingerprint == keeping.fingerprint
+    keeping.save(str(tmp_path / "keep.model"))
+    loaded = Tokenizer.load(str(tmp_path / "keep.model"))
+    assert loaded.keeps_whitespace and loaded.fingerprint == keeping.fingerprint
+    assert loaded.encode([documents[0]])[0].tolist() == keeping.encode([documents[0]])[0].tolist()
+
+
+def test_common_words_of_code_are_one_piece_with_a_blank_or_a_line_before_them(keeping):
+    for ids in keeping.encode(["return x", "x return x", "x\n    return x", "x\n\n\nreturn x"]):
+        assert "▁return" in [keeping.piece(i) for i in ids]
+
+
+def test_sentencepiece_itself_gives_the_ids_of_tf_text_where_white_space_is_kept(keeping, documents, monkeypatch):
+    texts = [*SPACED, *documents]
+    want = keeping.encode(texts)
+    monkeypatch.setattr(module, "COUNTS_IN_16_BITS", True)
+    assert [ids.tolist() for ids in keeping.encode(texts)] == [ids.tolist() for ids in want]
