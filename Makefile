@@ -13,7 +13,7 @@ ALSO_ON_JAX := $(LARGEST) tests/contracts/test_models.py tests/contracts/test_la
 # How fast XLA compiles is how long the tests on JAX take.
 ON_JAX := KERAS_BACKEND=jax JAX_ENABLE_X64=1 XLA_FLAGS="--xla_cpu_use_fusion_emitters=false \
 	--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-SENTENCE := for i in <mask>(10):
+MASKED_CODE := scripts/masked_code.txt
 
 .PHONY: help quickstart lint test test-all docs tpu-check clean
 
@@ -29,10 +29,10 @@ quickstart: $(VENV)/.installed
 	@$(BIN)/flash-tf train quickstart --model-dir $(RUN)
 	@echo; echo "\$$ flash-tf evaluate $(RUN)"
 	@$(BIN)/flash-tf evaluate $(RUN)
-	@echo; echo "\$$ flash-tf fill-mask $(RUN) \"$(SENTENCE)\""
-	@$(BIN)/flash-tf fill-mask $(RUN) "$(SENTENCE)"
+	@echo; echo "\$$ flash-tf fill-mask $(RUN) \"\$$(cat $(MASKED_CODE))\""
+	@$(BIN)/flash-tf fill-mask $(RUN) "$$(cat $(MASKED_CODE))"
 	@echo; echo "Next, after . $(BIN)/activate:"
-	@echo "  flash-tf fill-mask $(RUN) 'if not <mask>(x, str): raise TypeError'"
+	@echo "  flash-tf fill-mask $(RUN) \"\$$(cat FILE)\"                 # your own code; it is sure of more with lines around"
 	@echo "  flash-tf describe mlm_c4/flash                        # the paper's model: parameters, FLOPs, memory"
 	@echo "  flash-tf train quickstart --model-dir runs/quad --set 'model.mixer={type: gau, key_dim: 64}'"
 	@echo "  tensorboard --logdir runs                             # the curves"

@@ -1,4 +1,4 @@
-"""Renames our docstring sections for griffe, which reads docstrings for the API pages."""
+"""Tells griffe, which reads docstrings for the API pages, what our section titles are called in its own terms."""
 
 import griffe
 
@@ -6,7 +6,7 @@ SECTIONS = {"Example:": "Examples:", "Call arguments:": "Other Parameters: Call 
 
 
 class Sections(griffe.Extension):
-    """Renames section titles, line by line."""
+    """Renames the titles of sections, line by line."""
 
     def on_object(self, *, obj, **kwargs):
         """Rewrites the docstring of one module, class or function."""

@@ -1,4 +1,4 @@
-"""`flash-tf compile` on the command line."""
+"""`flash-tf compile` as its user meets it."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The command line on good input: its output and its files."""
+"""The command line on good input: what it prints, and where."""
 
 import contextlib
 import fcntl
@@ -21,7 +21,7 @@ import flash_tf
 from flash_tf import cli, commands, config
 from tests.training import runs
 
-# Everything that `train` shows.
+# All that `train` shows.
 OURS = re.compile(
     r"training a tokenizer|tokenised \d|step [\d,]+/[\d,]+  loss|step [\d,]+  validation loss|going on from step"
     r"|SIG(TERM|INT): saving|flash-tf: |done; the run is in "
@@ -103,8 +103,12 @@ def test_fill_mask_gives_the_likeliest_tokens_of_each_mask_with_falling_probabil
         probabilities = [candidate["probability"] for candidate in mask]
         assert probabilities == sorted(probabilities, reverse=True) and 0 < sum(probabilities) < 1
         assert all(candidate["text"].startswith(word) for candidate in mask)
-    status, out, _ = runs.command(folder, "fill-mask", folder / "model", text, "--top-k", "3")
-    assert status == 0 and len(out.splitlines()) == 6
+    texts = text, f"<mask> {word}"
+    status, out, _ = runs.command(folder, "fill-mask", folder / "model", *texts, "--top-k", "3")
+    lines = out.splitlines()
+    assert status == 0 and (lines[0], lines[3]) == texts and len(lines) == 5
+    best = [f"{c['token'].lstrip('▁')} {c['probability']:.1%}" for c in found[1]]
+    assert lines[2].split("   ") == ["", " " + best[0], *best[1:]]
 
 
 def fresh(*arguments):
@@ -196,7 +200,7 @@ def wait_for(condition, process):
 
 
 def interrupted(folder, number, *, after):
-    """Starts `flash-tf train` in a new process and signals it after some steps. Returns status and outputs."""
+    """Starts `flash-tf train` as a process of its own, signals it after so many steps; its status and outputs."""
     metrics = folder / "model/metrics.jsonl"
     arguments = ["train", str(folder / "config.yaml"), "--model-dir", str(folder / "model")]
     with open(folder / "out", "w") as out, open(folder / "err", "w") as err:
