@@ -22,13 +22,13 @@ class Stream:
     Args:
       tokens: The split in order, an eos after each document.
       manifest: Of the artifact whose programs take the batches.
-      keep_partial: Whether the last window, where it is not full, is padded or dropped.
+      pad_last: Whether the last window is padded if it is not full, rather than dropped.
 
     Raises:
       ValueError: When there is no window.
     """
 
-    def __init__(self, tokens: np.ndarray, manifest: Manifest, *, keep_partial: bool):
+    def __init__(self, tokens: np.ndarray, manifest: Manifest, *, pad_last: bool):
         self._manifest, data = manifest, manifest.config["data"]
         packing = Packing(
             kind=data["packing"],
@@ -40,7 +40,7 @@ class Stream:
         offsets = np.unique(np.concatenate([[0], ends, [len(tokens)]]))
         shard = TokenizedShard(tokens=tokens, offsets=offsets, words=0, bytes=0)
         ids = types.SimpleNamespace(**{f"{name}_id": id for name, id in manifest.ids.items()})
-        self._windows: Windows = packing.cut(shard, ids, keep_partial=keep_partial)
+        self._windows: Windows = packing.cut(shard, ids, pad_last=pad_last)
         if not len(self._windows):
             raise ValueError(f"a window needs {data['sequence_length']} tokens, the file has {len(tokens)}")
         self._order: tuple[int, np.ndarray] = (-1, np.zeros(0, np.int64))

@@ -124,7 +124,7 @@ def _times(manifest, step, device, steps):
     program = step.program
     count = BATCHES * program.batch_size * (program.sequence_length + 1)
     tokens = likely_tokens(manifest.vocabulary_size, manifest.ids["eos"], manifest.seed, count)
-    stream = Stream(tokens, manifest, keep_partial=False)
+    stream = Stream(tokens, manifest, pad_last=False)
     batches = [
         {name: jax.device_put(x, device) for name, x in stream.batch(i * program.batch_size, program).items()}
         for i in range(BATCHES)

@@ -63,7 +63,7 @@ class _Learner:
             tokens, needed = len(splits["tokens"]), 2 * artifact.programs["step"].tokens
             raise ValueError(f"a pass needs two steps, {needed:,} tokens; {args.tokens} has {tokens:,}")
         self._about = {name: fingerprint(x) for name, x in splits.items()}
-        self._streams = {name: Stream(x, artifact, keep_partial=name != "tokens") for name, x in splits.items()}
+        self._streams = {name: Stream(x, artifact, pad_last=name != "tokens") for name, x in splits.items()}
         for rate in args.learning_rates:  # so that a run that cannot begin fails before minutes of compiling
             self._open(rate, 1)
         progress.line(f"compiling {path} for {device.device_kind}")

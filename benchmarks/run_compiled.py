@@ -111,7 +111,7 @@ def _train(args, artifact, device, options, progress):
     plan = _plan(args, Plan, rates.steps)
     files = {name: getattr(args, name) for name in ("tokens", "validation") if getattr(args, name) is not None}
     splits = {name: read_tokens(path, artifact.vocabulary_size) for name, path in files.items()}
-    streams = {name: Stream(np.asarray(x), artifact, keep_partial=name != "tokens") for name, x in splits.items()}
+    streams = {name: Stream(np.asarray(x), artifact, pad_last=name != "tokens") for name, x in splits.items()}
     folder = RunFolder(args.out, args.artifact, rates, {name: fingerprint(x) for name, x in splits.items()})
     validation = streams.get("validation")
 

@@ -51,8 +51,8 @@ def _measure(name, args):
 
     row = {"config": name, "tokens": args.tokens, "step_ms": {}, "quartiles_ms": {}}
     for n in LENGTHS:
-        prepared, ids = artifact.prepare(_sized(name, n, args.tokens))
-        experiment = programs.Experiment(prepared, ids)
+        config, ids = artifact.resolve(_sized(name, n, args.tokens))
+        experiment = programs.Experiment(config, ids)
         times = timing.time_steps(experiment, args.steps).milliseconds
         low, row["step_ms"][str(n)], high = statistics.quantiles(times, n=4)
         row["quartiles_ms"][str(n)] = [low, high]

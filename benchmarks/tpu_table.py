@@ -56,13 +56,13 @@ def _compile_all(args, wanted, sizes):
 
 
 def _measure(name, n, rows, topology):
-    from flash_tf.compiling import topology as topologies
+    from flash_tf.compiling import tpu
 
     # Tracing in a process of its own gives all its memory back, which the compiler needs.
     with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as tracer:
         serialized = tracer.submit(_trace, name, n, rows).result()
     start = time.perf_counter()
-    report = topologies.as_dict(topologies.compile_for(serialized, topology))
+    report = tpu.as_dict(tpu.compile_for(serialized, topology))
     return {
         "config": name,
         "n": n,
@@ -85,7 +85,7 @@ def _trace(name, n, rows):
     from kernels_xla.common.accelerator import tracing_for
 
     overrides = [f"data.sequence_length={n}", f"train.tokens_per_step={n * rows}"]
-    experiment = Experiment(*artifact.prepare(config.load(name, overrides)))
+    experiment = Experiment(*artifact.resolve(config.load(name, overrides)))
     with tracing_for("tpu"):
         return experiment.trace_step(rows, n).serialized
 

@@ -112,7 +112,7 @@ def _in_keras(args):
         return backends.device_name(), ("keras", "jax", "jaxlib", "numpy"), _jax_rows(wanted, args)
     from flash_tf.compiling import artifact
 
-    wanted = [(name, *artifact.prepare(config)) for name, config in wanted]
+    wanted = [(name, *artifact.resolve(config)) for name, config in wanted]
     return backends.device_name(), ("tensorflow", "keras", "numpy"), _tensorflow_rows(wanted, args)
 
 

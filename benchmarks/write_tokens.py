@@ -33,8 +33,8 @@ def _tokens(name, split, overrides, progress):
     """A split's documents, each followed by eos, `[t]`: uint16, or int32 for vocabularies above 65,536."""
     from flash_tf import config
     from flash_tf.data.tokenizer import Tokenizer
-    from flash_tf.training import build
     from flash_tf.training.restore import check_vocabulary
+    from flash_tf.training.run import make_cache
 
     loaded = config.load(name, overrides)
     if loaded.data.tokenizer is None:
@@ -43,7 +43,7 @@ def _tokens(name, split, overrides, progress):
     check_vocabulary(tokenizer, loaded.model["vocabulary_size"], loaded.data.tokenizer)
     progress.line(f"tokenising the {split} split of {name}")
     with tempfile.TemporaryDirectory() as directory:
-        cache = build.make_cache(loaded, directory, tokenizer, split, progress.tokenised)
+        cache = make_cache(loaded, directory, tokenizer, split, progress.tokenised)
         return np.concatenate([cache.get(i).tokens for i in range(len(cache.shards))])
 
 

@@ -1,4 +1,4 @@
-"""One experiment, as frozen dataclasses, and the functions that read it from YAML."""
+"""One experiment as frozen dataclasses, and the functions that read it from YAML."""
 
 import dataclasses
 import types
@@ -23,14 +23,14 @@ def _positive(config, where, *fields):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Text, tokens, windows."""
+    """The text, its tokens and their windows."""
 
     source: dict  # `type` names a file in flash_tf/data/sources; the rest are its options
     sequence_length: int = 512
-    packing: Literal["concatenate", "documents"] = "concatenate"  # as the papers do; or documents apart, segment_ids
-    tokenizer: str | None = None  # a SentencePiece model; null trains one of the model's vocabulary on the source
+    packing: Literal["concatenate", "documents"] = "concatenate"  # as in the papers; or documents apart, by segment_ids
+    tokenizer: str | None = None  # a SentencePiece model; null trains one on the source, of the model's vocabulary size
     whitespace: Literal["collapse", "keep"] = "collapse"  # of a tokenizer that is trained; a given one has its own
-    cache: str | None = None  # where tokens are kept; null is beside the model
+    cache: str | None = None  # the folder of the tokens; null: in the model directory
 
     def __post_init__(self):
         _positive(self, "data", "sequence_length")
@@ -38,7 +38,7 @@ class DataConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MaskingConfig:
-    """BERT's masking: of the chosen tokens 80 % become <mask>, 10 % a random token, 10 % stay."""
+    """BERT's masking: 80 % of the chosen tokens become <mask>, 10 % a random token, 10 % stay."""
 
     rate: float = 0.15
     whole_words: bool = False
@@ -52,7 +52,7 @@ class MaskingConfig:
 class ClipConfig:
     """Gradient clipping by norm."""
 
-    scope: Literal["replica", "global"]  # each replica's mean gradient before the sum, or the sum
+    scope: Literal["replica", "global"]  # clips each replica's mean gradient before the sum, or the sum
     norm: float
 
     def __post_init__(self):
@@ -61,15 +61,15 @@ class ClipConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW with a linear warm-up. The defaults are those of all three tasks of the paper."""
+    """AdamW with a linear warm-up. The paper uses these defaults in all three tasks."""
 
     learning_rate: float = 7e-4  # peak
     schedule: Literal["linear", "cosine", "inverse_sqrt"] = "linear"
     warmup_steps: int = 10_000
-    final_learning_rate: float = 0.0  # of linear and cosine
+    final_learning_rate: float = 0.0  # of the linear and cosine schedules
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-6
-    weight_decay: float = 0.01  # of matrices; never of norms, biases, scales and offsets
+    weight_decay: float = 0.01  # for matrices only: norms, biases, scales and offsets never decay
     clip: ClipConfig | None = None
 
     def __post_init__(self):
@@ -85,17 +85,17 @@ class OptimizerConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How long, and how often."""
+    """The length of a run, and how it computes."""
 
     steps: int = 125_000
-    tokens_per_step: int = 2**18  # global: summed over replicas
-    steps_per_loop: int = 100  # steps between returns to Python: progress, checkpoints and signals wait for them
+    tokens_per_step: int = 2**18  # of all replicas together
+    steps_per_loop: int = 100  # steps between returns to Python, which shows progress, saves and hears signals
     seed: int = 0
     precision: Literal["float32", "mixed_bfloat16"] = "mixed_bfloat16"
-    accumulate: int = 1  # micro-batches whose gradients make one step
-    jit_compile: Literal["auto"] | bool = "auto"  # XLA for forward and backward; auto: where it is faster
+    accumulate: int = 1  # micro-batches in one step
+    jit_compile: Literal["auto"] | bool = "auto"  # XLA for forward and backward; auto: if it is faster
     checkpoint_every: int = 1_000  # steps
-    keep: int = 3  # newest checkpoints, beside the best
+    keep: int = 3  # number of the newest checkpoints to keep, beside the best
 
     def __post_init__(self):
         _positive(self, "train", "steps", "tokens_per_step", "steps_per_loop", "accumulate", "checkpoint_every", "keep")
@@ -103,10 +103,10 @@ class TrainConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
-    """Validation while training, and by `flash-tf evaluate`."""
+    """Validation during training, and by `flash-tf evaluate`."""
 
     every: int | None = 5_000  # steps; null: at the end only
-    windows: int | None = None  # of the validation split; null: all
+    windows: int | None = None  # number of windows of the validation split; null: all
 
     def __post_init__(self):
         for name in ("every", "windows"):
@@ -116,13 +116,13 @@ class EvaluationConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StrategyConfig:
-    """Which devices share the work."""
+    """The devices that share the work."""
 
     type: Literal["one_device", "mirrored", "multi_worker", "tpu"] = "one_device"
     tpu: str = "local"  # TPU name; "local" on a TPU VM
-    devices: list[str] | None = None  # of mirrored; null: all GPUs, or the CPUs
-    workers: list[str] | None = None  # host:port of each worker of multi_worker; null: as TF_CONFIG says
-    index: int = 0  # of this worker
+    devices: list[str] | None = None  # for mirrored; null: all GPUs, or the CPUs
+    workers: list[str] | None = None  # for multi_worker: host:port of each worker; null: from TF_CONFIG
+    index: int = 0  # for multi_worker: the number of this worker
 
     def __post_init__(self):
         owners = {"tpu": "tpu", "devices": "mirrored", "workers": "multi_worker", "index": "multi_worker"}
@@ -131,15 +131,15 @@ class StrategyConfig:
                 raise ValueError(f"strategy.{name} belongs to strategy.type {owner}, got type {self.type}")
         for name in ("devices", "workers"):
             if getattr(self, name) == []:
-                raise ValueError(f"strategy.{name} needs one or more, or null")
+                raise ValueError(f"strategy.{name} needs one or more entries, or null, got []")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProfileConfig:
-    """A window of training steps that TensorFlow's profiler captures; the run goes on as if it had not."""
+    """The training steps that TensorFlow's profiler captures. The capture does not change the run."""
 
-    start: int = 10  # the first step captured; step 1 also traces and compiles
-    steps: int = 10  # TensorBoard shows ten well, and slows down with more
+    start: int = 10  # the first step to capture; step 1 also traces and compiles
+    steps: int = 10  # number of steps to capture; TensorBoard is slow with many more
 
     def __post_init__(self):
         _positive(self, "profile", "start", "steps")
@@ -151,17 +151,17 @@ class ProfileConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """Everything that decides a run. Two runs with equal configs differ only by hardware."""
+    """Everything that decides a run. Two runs with equal configs differ only in hardware."""
 
     model: dict  # `type` names a file in flash_tf/models; the rest are its constructor's options
     data: DataConfig
-    masking: MaskingConfig | None = None  # of masked models: null is the default; of others: must be null
+    masking: MaskingConfig | None = None  # only for masked models; null: the default masking
     optimizer: OptimizerConfig = OptimizerConfig()
     train: TrainConfig = TrainConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     strategy: StrategyConfig = StrategyConfig()
-    profile: ProfileConfig | None = None  # null: none
-    paper: str | None = None  # where the system is from, for `flash-tf list`
+    profile: ProfileConfig | None = None  # null: no profile
+    paper: str | None = None  # the source of the system, for `flash-tf list`
 
     def __post_init__(self):
         if "mixer" in self.model:
@@ -173,36 +173,36 @@ class Config:
                 f" x train.accumulate ({self.train.accumulate})"
             )
         if self.profile is not None:
-            self._check_window(self.profile, self.evaluation.every or self.train.steps)
+            self._check_profile(self.profile, self.evaluation.every or self.train.steps)
 
-    def _check_window(self, window, every):
-        late, crosses = window.last > self.train.steps, (window.start - 1) // every != (window.last - 1) // every
+    def _check_profile(self, profile, every):
+        late, crosses = profile.last > self.train.steps, (profile.start - 1) // every != (profile.last - 1) // every
         if late or crosses:
             end = f"the last, train.steps {self.train.steps}" if late else f"an evaluation, one every {every} steps"
-            raise ValueError(f"profile's steps {window.start} to {window.last} must not go beyond {end}")
+            raise ValueError(f"profile's steps {profile.start} to {profile.last} must not go beyond {end}")
 
     @property
     def batch_size(self) -> int:
-        """Sequences per step, over all replicas."""
+        """Sequences of a step, over all replicas."""
         return self.train.tokens_per_step // self.data.sequence_length
 
 
 def names() -> list[str]:
-    """The configs that the package brings, as `mlm_c4/flash`."""
+    """The configs of the package, for example `mlm_c4/flash`."""
     return sorted(str(path.relative_to(FOLDER).with_suffix("")) for path in FOLDER.rglob("*.yaml"))
 
 
 def load(name: str, overrides: Iterable[str] = ()) -> Config:
     """Reads a config.
 
-    A file with `base: NAME` says how it differs from that config, option by option; see `flash_tf.config_merge.merge`.
+    A file with `base: NAME` lists its differences from that config; see `flash_tf.config_merge.merge`.
 
     Args:
-      name: Path of a YAML file, or the name of one that the package brings.
-      overrides: `key.of.option=value` each, the value as YAML.
+      name: Path of a YAML file, or the name of a config of the package.
+      overrides: Strings `key.of.option=value`, with a value in YAML.
 
     Raises:
-      ValueError: Names the file, the option, what was needed and what came.
+      ValueError: The config is not valid. The message names the file, the option, the need and the finding.
     """
     path, values = _read(name)
     for override in overrides:
@@ -211,10 +211,10 @@ def load(name: str, overrides: Iterable[str] = ()) -> Config:
 
 
 def _read(name, before=()):
-    """Path and values of a config file, with those of its base where it says none."""
+    """Path and values of a config file, with the values of its base that it does not set."""
     path = _path(name)
     if path in before:
-        raise ValueError(f"{path}: base leads back to it")
+        raise ValueError(f"{path}: its base leads back to this file")
     try:
         values = yaml.safe_load(path.read_text("utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -233,12 +233,12 @@ def _path(name):
         if path.is_file():
             return path
     if (Path(name) / "config.yaml").is_file():
-        raise ValueError(f"{name!r} is a run: the config in it is {Path(name) / 'config.yaml'}")
-    raise ValueError(f"no config file {name!r}, and none of that name in the package{hint(name, names())}")
+        raise ValueError(f"{name!r} is a run, not a config: its config is {Path(name) / 'config.yaml'}")
+    raise ValueError(f"no config file {name!r}, and no config of this name in the package{hint(name, names())}")
 
 
 def from_mapping(cls: type, values: Any, *, where: str) -> Any:
-    """Builds dataclass `cls` from nested mappings; an unknown, missing or mistyped key is a ValueError."""
+    """Builds the dataclass `cls` from nested mappings; ValueError for an unknown, missing or mistyped key."""
     if not isinstance(values, Mapping):
         raise ValueError(f"{where} must be a mapping, got {values!r}")
     hints, built = get_type_hints(cls), {}
@@ -254,12 +254,12 @@ def from_mapping(cls: type, values: Any, *, where: str) -> Any:
     check_options(cls, built, where=where)
     try:
         return cls(**built)
-    except ValueError as error:  # of a value, which names its section itself
+    except ValueError as error:  # it names its section itself
         raise ValueError(f"{where.partition(': ')[0]}: {error}") from None
 
 
 def _dataclass_in(annotation):
-    """The dataclass that an annotation is, or allows beside null."""
+    """The dataclass in an annotation, alone or beside null."""
     options = get_args(annotation) if get_origin(annotation) in (typing.Union, types.UnionType) else (annotation,)
     return next((one for one in options if dataclasses.is_dataclass(one)), None)
 
@@ -273,14 +273,14 @@ def _is_number(text):
 
 
 def _with_dot(text):
-    """A number as YAML 1.1 reads it: 3e-4 -> 3.0e-4."""
+    """A number that YAML 1.1 can read: 3e-4 -> 3.0e-4."""
     mantissa, _, exponent = text.lower().partition("e")
     mantissa = mantissa if "." in mantissa else f"{mantissa}.0"
     return f"{mantissa}e{exponent if exponent[:1] in '+-' else f'+{exponent}'}" if exponent else mantissa
 
 
 def to_mapping(config: Config) -> dict:
-    """The resolved config as plain YAML values: every default written out."""
+    """The resolved config as plain YAML values, with every default written out."""
     return yaml.safe_load(yaml.safe_dump(dataclasses.asdict(config, dict_factory=_plain)))
 
 

@@ -1,4 +1,4 @@
-"""What is done to a config before it is one: nested mappings as YAML gives them."""
+"""Merges, overrides and compares configs as nested mappings, before they are dataclasses."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,10 +7,10 @@ import yaml
 
 
 def merge(base: Mapping, values: Mapping, depth: int = 0) -> dict:
-    """`values` over `base`: key by key where both have a mapping, else the value.
+    """Merges `values` over `base`: key by key if both values are mappings, else the new value wins.
 
-    A part of a section, as a mixer, with a `type` of its own replaces the other: options of one are not another's. A
-    section, as the model, does not: causal models and masked ones have the same.
+    A mapping inside a section, such as a mixer, replaces the other one if it has a `type`: its options differ from
+    another mixer's. A whole section, such as the model, is always merged: causal and masked models share their options.
     """
     if depth > 1 and "type" in values:
         return dict(values)
@@ -22,7 +22,7 @@ def merge(base: Mapping, values: Mapping, depth: int = 0) -> dict:
 
 
 def set_option(values: dict, override: str) -> None:
-    """Applies `key.of.option=value` to nested mappings, the value as YAML; ValueError if it is not of that form."""
+    """Applies `key.of.option=value`, with a value in YAML, to nested mappings; ValueError if it has another form."""
     key, equals, text = override.partition("=")
     if not equals:
         raise ValueError(f"--set needs key=value, got {override!r}")
@@ -40,7 +40,7 @@ def set_option(values: dict, override: str) -> None:
 
 
 def differences(a: Mapping, b: Mapping, prefix: str = "") -> list[tuple[str, Any, Any]]:
-    """Keys, dotted, at which two mappings differ, with both values."""
+    """The dotted keys whose values differ in two mappings, with both values."""
     found = []
     for key in sorted({*a, *b}):
         one, two = a.get(key), b.get(key)

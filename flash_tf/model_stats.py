@@ -1,4 +1,4 @@
-"""What a config's model costs, without allocating it."""
+"""Counts the parameters, FLOPs and bytes of a config's model without allocating it."""
 
 import contextlib
 import math
@@ -18,19 +18,19 @@ def describe(config: Config, model: keras.Model, predicted: int) -> dict:
 
     Args:
       config: The experiment.
-      model: Its model, built; its weights need not exist, see `without_weights`.
+      model: Its model, built. Its weights need not exist, see `without_weights`.
       predicted: Positions of a sequence on which training runs the head.
 
     Returns:
-      `parameters`, of which all are trained; `forward_flops_per_token` and `training_flops_per_token` (three times as
-      many; causal attention counted at half, recomputation left out); `decode_state_bytes` of one sequence of that
-      length, in bfloat16 with float32 sums, null where the model does not decode; `activation_bytes_per_step`, an
-      estimate over the global batch; `weight_and_optimizer_bytes`, float32, with weights that are not trained.
+      `parameters`, the trainable ones; `forward_flops_per_token` and `training_flops_per_token` (three times as many;
+      causal attention counts half, recomputation does not count); `decode_state_bytes` of one sequence of this length,
+      in bfloat16 with float32 sums, null if the model does not decode; `activation_bytes_per_step`, an estimate for the
+      global batch; `weight_and_optimizer_bytes`, in float32, with weights that are not trained.
     """
     n = config.data.sequence_length
     forward = model.flops(n, predicted) / n
     parameters, frozen = (
-        sum(math.prod(v.shape) for v in part) for part in (model.trainable_variables, model.non_trainable_weights)
+        sum(math.prod(v.shape) for v in group) for group in (model.trainable_variables, model.non_trainable_weights)
     )
     itemsize = 2 if config.train.precision == "mixed_bfloat16" else 4
     return {
@@ -49,10 +49,10 @@ def describe(config: Config, model: keras.Model, predicted: int) -> dict:
 
 @contextlib.contextmanager
 def without_weights() -> Iterator[None]:
-    """A scope in which a model is built with shapes but without values: 500 M parameters cost nothing.
+    """A scope that builds models with shapes but without values: 500 M parameters take no memory.
 
-    Keras remembers such variables and gives them values at the end of the next stateless scope, whoever opens it; so
-    what it came to remember in here is taken back. It has no public way to.
+    Keras remembers such variables, and gives them values at the end of the next stateless scope of any caller. So this
+    scope makes Keras forget them. There is no public function for it.
     """
     before = list(global_state.get_global_attribute(REMEMBERED, []))
     try:
@@ -63,7 +63,7 @@ def without_weights() -> Iterator[None]:
 
 
 def as_text(described: dict) -> str:
-    """`describe`'s result as a table for people."""
+    """The result of `describe` as a table for people."""
     d = described
     state = d["decode_state_bytes"]
     rows = [

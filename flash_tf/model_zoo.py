@@ -1,4 +1,4 @@
-"""Every system that the package has: what can be said of it without training it."""
+"""Lists every system of the package with its properties, without training it."""
 
 import math
 
@@ -6,33 +6,33 @@ from flash_tf import config, model_stats
 from flash_tf.training import modelling
 
 FOLDERS = ("wikitext2_lm", "wikitext2_mlm")  # every system has a small config in one of them, or in both
-LONG = 2**20  # tokens, where what grows fastest is all that counts
+LONG = 2**20  # tokens, so many that only the fastest growing term counts
 
 
 def systems() -> list[dict]:
-    """The systems, by name.
+    """The systems in alphabetical order.
 
     Returns:
-      For each: `name`; `config`, its small one; `paper`, where it is from; `causal`, whether it has a causal form;
-      `state`, of its decoding: "constant", "cache", which grows with the text, or "none", where it does not decode;
-      `complexity`, of its forward pass over a text of n tokens: "n", "n^2", as its FLOPs grow with n.
+      For each system: `name`; `config`, its small config; `paper`, its source; `causal`, whether it has a causal form;
+      `state`, the kind of its decoding state: "constant", "cache" (it grows with the text) or "none" (it does not
+      decode); `complexity`, the growth of its forward FLOPs with the n tokens of a text, for example "n" or "n^2".
     """
     names = {}
-    for folder in reversed(FOLDERS):  # the causal one counts where there are both
+    for folder in reversed(FOLDERS):  # the causal config counts if there are both
         for name in config.names():
             if name.startswith(f"{folder}/"):
                 names[name.partition("/")[2]] = name
-    return [_said(name, names[name]) for name in sorted(names)]
+    return [_system(name, names[name]) for name in sorted(names)]
 
 
-def _said(name, where):
-    loaded = modelling.with_masking(config.load(where))
+def _system(name, config_name):
+    loaded = modelling.with_masking(config.load(config_name))
     with model_stats.without_weights():
         model = modelling.make_model(loaded)
     streams = model.causal and model.obstacle is None
     return {
         "name": name,
-        "config": where,
+        "config": config_name,
         "paper": loaded.paper,
         "causal": model.causal,
         "state": "none" if not streams else "cache" if model.grows else "constant",
@@ -47,7 +47,7 @@ def _power(model):
 
 
 def as_text(found: list[dict]) -> str:
-    """`systems()` as a table for people."""
+    """The result of `systems` as a table for people."""
     rows = [("system", "causal", "state", "FLOPs", "config", "paper")]
     for one in found:
         causal = "yes" if one["causal"] else "no"

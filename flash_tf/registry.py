@@ -1,4 +1,4 @@
-"""Names for the parts that a YAML file may choose. Plain Python: knows no Keras and no config."""
+"""Names for the components that a YAML file may choose. Plain Python, without Keras or configs."""
 
 import difflib
 import importlib
@@ -13,10 +13,16 @@ C = TypeVar("C", bound=type)
 
 
 class Registry:
-    """One kind of part (a mixer, a model, a data source), one folder, one file a part.
+    """One kind of component (a mixer, a model, a data source). Each component is a file of one folder.
 
-    Looking a name up imports the folder's files, each of which registers itself. The constructor of
-    a registered class is its schema: its annotated parameters are the only options it takes.
+    The first look-up imports the folder's files, and each file registers its class. The constructor of a registered
+    class is its schema: its annotated parameters are the only options.
+
+    Args:
+      kind: The kind's name, for error messages.
+      folder: The package with the components' modules.
+      common: Options that every component of this kind takes through **kwargs, such as `name` and `dtype`.
+      current: Maps a mapping with old names to today's names.
     """
 
     def __init__(
@@ -25,12 +31,12 @@ class Registry:
         folder: str,
         *,
         common: tuple[str, ...] = (),
-        current: Callable[[Any], Any] = lambda part: part,
+        current: Callable[[Any], Any] = lambda spec: spec,
     ):
         self.kind = kind
         self._folder = folder
-        self._current = current  # a part with old names -> the part with today's
-        self._common = common  # options that every part of this kind takes through **kwargs, as `name` and `dtype`
+        self._current = current
+        self._common = common
         self._classes: dict[str, type] = {}
 
     def register(self, name: str) -> Callable[[C], C]:
@@ -51,37 +57,39 @@ class Registry:
         return sorted(self._classes)
 
     def get(self, name: str) -> type:
-        """The class called `name`; ValueError with the nearest name otherwise."""
+        """The class called `name`; ValueError with the nearest name if there is none."""
         if name not in (known := self.names()):
             near = hint(name, known) or "."
             raise ValueError(f"no {self.kind} is called {name!r}{near} There are: {', '.join(known)}")
         return self._classes[name]
 
-    def check(self, part: Any) -> None:
-        """Raises a ValueError unless `part` is `{"type": name, **options}` with options of that class."""
-        part = self._current(part)
-        if not isinstance(part, Mapping) or "type" not in part:
-            raise ValueError(f"a {self.kind} needs a mapping with a `type`, got {part!r}")
-        options = {k: v for k, v in part.items() if k != "type" and k not in self._common}
-        check_options(self.get(part["type"]), options, where=f"{self.kind} {part['type']!r}")
+    def check(self, spec: Any) -> None:
+        """Raises a ValueError unless `spec` is `{"type": name, **options}` with options of that class."""
+        spec = self._current(spec)
+        if not isinstance(spec, Mapping) or "type" not in spec:
+            raise ValueError(f"a {self.kind} needs a mapping with a `type`, got {spec!r}")
+        options = {k: v for k, v in spec.items() if k != "type" and k not in self._common}
+        check_options(self.get(spec["type"]), options, where=f"{self.kind} {spec['type']!r}")
 
-    def build(self, part: Mapping[str, Any], **extra: Any) -> Any:
-        """Builds `{"type": name, **options}`, as it stands in the YAML; `extra` adds options of the caller's."""
-        part = self._current(part)
-        self.check({**part, **extra} if isinstance(part, Mapping) else part)
-        if given := sorted(part.keys() & extra.keys()):
-            raise ValueError(f"{self.kind} {part['type']!r}: {given[0]} is not free here: what builds it sets it")
-        options = {**part, **extra}
+    def build(self, spec: Mapping[str, Any], **extra: Any) -> Any:
+        """Builds a component from `{"type": name, **options}`, as in YAML; `extra` has the caller's own options."""
+        spec = self._current(spec)
+        self.check({**spec, **extra} if isinstance(spec, Mapping) else spec)
+        if given := sorted(spec.keys() & extra.keys()):
+            raise ValueError(
+                f"{self.kind} {spec['type']!r}: the package sets {given[0]} itself; remove it from the options"
+            )
+        options = {**spec, **extra}
         return self.get(options.pop("type"))(**options)
 
 
 def check_options(cls: type, options: Mapping[str, Any], *, where: str) -> None:
-    """Raises a ValueError that names the option, what was needed, and what came.
+    """Raises a ValueError if the options do not fit a class. It names the option, the need and the finding.
 
     Args:
-      cls: A class whose `__init__` is annotated: a Keras layer or a dataclass.
-      options: Keyword arguments for it.
-      where: Where they were written, for the message, as `mixer 'gau'`.
+      cls: A class with an annotated `__init__`: a Keras layer or a dataclass.
+      options: Keyword arguments for the class.
+      where: The place of the options, for the message, for example `mixer 'gau'`.
     """
     parameters = {
         name: p for name, p in inspect.signature(cls).parameters.items() if p.kind is not inspect.Parameter.VAR_KEYWORD
@@ -98,7 +106,7 @@ def check_options(cls: type, options: Mapping[str, Any], *, where: str) -> None:
 
 
 def fits(value: Any, needed: Any) -> bool:
-    """Whether `value`, as YAML gave it, is of the annotated type. An int is a float; True is not an int."""
+    """Whether a value from YAML has the annotated type. An int is a float; True is not an int."""
     origin = get_origin(needed)
     if needed is Any:
         return True
@@ -130,16 +138,16 @@ def spell(needed: Any) -> str:
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` where a known name is near, else nothing."""
+    """`; did you mean 'x'?` if a known name is near, else nothing."""
     close = difflib.get_close_matches(str(name), list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def mixer_name(mixer: dict | list[dict]) -> str:
-    """What a model's `mixer` is called: its type, or its types."""
+    """The name of a model's `mixer`: its type, or its types."""
     return ", ".join(dict.fromkeys(kind["type"] for kind in listed(mixer)))
 
 
 def listed(mixer: dict | list[dict]) -> list[dict]:
-    """A model's `mixer` as a list, of one entry where all blocks have the same."""
+    """A model's `mixer` as a list, with one entry if all blocks have the same mixer."""
     return [mixer] if isinstance(mixer, Mapping) else list(mixer)

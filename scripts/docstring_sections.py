@@ -1,4 +1,4 @@
-"""Tells griffe, which reads docstrings for the API pages, what our section titles are called in its own terms."""
+"""Renames our docstring sections for griffe, which reads docstrings for the API pages."""
 
 import griffe
 
@@ -6,7 +6,7 @@ SECTIONS = {"Example:": "Examples:", "Call arguments:": "Other Parameters: Call 
 
 
 class Sections(griffe.Extension):
-    """Renames the titles of sections, line by line."""
+    """Renames section titles, line by line."""
 
     def on_object(self, *, obj, **kwargs):
         """Rewrites the docstring of one module, class or function."""

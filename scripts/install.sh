@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes a virtual environment and installs the package into it: install.sh VENV REQUIREMENT. Safe to repeat.
+# Makes a virtual environment and installs the package into it: install.sh VENV REQUIREMENT. It can be run again.
 set -eu
 venv=$1
 requirement=$2
@@ -23,7 +23,7 @@ if [ -z "$python" ]; then
 fi
 version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 "$python" -c 'import ensurepip, venv' 2>/dev/null ||
-    stop "flash-tf needs the venv module of Python $version, which is not there: install python$version-venv"
+    stop "flash-tf needs the venv module of Python $version, got none: install python$version-venv"
 free=$(df -Pk . | awk 'NR == 2 { print int($4 / 1048576) }')
 [ -x "$venv/bin/flash-tf" ] || [ "$free" -ge 6 ] ||
     stop "flash-tf needs 6 GB of free disk to install, got $free GB in $(pwd)"
@@ -35,5 +35,5 @@ echo "installing into $venv (some minutes; details in $log)"
         "$venv/bin/python" -m pip install --editable "$requirement"
 } >"$log" 2>&1 || {
     tail -n 3 "$log" >&2
-    stop "the installation failed; the whole story is in $log"
+    stop "the installation failed; see $log"
 }

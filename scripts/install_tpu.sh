@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes a virtual environment as on a Cloud TPU VM, and installs the package into it: install_tpu.sh VENV. Safe to repeat.
+# Makes the virtual environment of a Cloud TPU VM and installs the package into it: install_tpu.sh VENV. It can be run again.
 set -eu
 venv=$1
 log=${TMPDIR:-/tmp}/flash-tf-install-tpu-$(id -u).log
@@ -17,15 +17,15 @@ for candidate in python3.11 python3; do
     fi
 done
 [ -n "$python" ] ||
-    stop "requirements/tpu.txt is for Python 3.11, got $(python3 --version 2>/dev/null || echo "no python3"): install python3.11 and python3.11-venv"
+    stop "requirements/tpu.txt needs Python 3.11, got $(python3 --version 2>/dev/null || echo "no python3"): install python3.11 and python3.11-venv"
 "$python" -c 'import ensurepip, venv' 2>/dev/null ||
-    stop "make tpu-check needs the venv module of Python 3.11, which is not there: install python3.11-venv"
+    stop "make tpu-check needs the venv module of Python 3.11, got none: install python3.11-venv"
 free=$(df -Pk . | awk 'NR == 2 { print int($4 / 1048576) }')
 [ -x "$venv/bin/flash-tf" ] || [ "$free" -ge 4 ] ||
     stop "make tpu-check needs 4 GB of free disk to install, got $free GB in $(pwd)"
 
 echo "installing into $venv (500 MB to download, 2 GB on disk; details in $log)"
-# Joined by &&: in a group that || follows, the shell would go on after a failure.
+# The commands are joined by &&: in a group before ||, the shell would not stop at a failure.
 {
     { "$venv/bin/python" -c 'import pip' 2>/dev/null || "$python" -m venv --clear "$venv"; } &&
         "$venv/bin/python" -m pip install --no-cache-dir --no-deps --requirement requirements/tpu.txt &&
@@ -34,5 +34,5 @@ echo "installing into $venv (500 MB to download, 2 GB on disk; details in $log)"
     why=$(grep -i '^error' "$log" | tail -n 1)
     ! grep -qE 'NewConnectionError|NameResolutionError|ConnectTimeout|ProxyError' "$log" ||
         why="the package index does not answer"
-    stop "the installation failed: ${why:-it was ended}; the whole story is in $log"
+    stop "the installation failed: ${why:-it was stopped}; see $log"
 }

@@ -1,7 +1,7 @@
-"""Lowers training steps for a TPU, on a machine that has none, against the operators that a TPU knows.
+"""Lowers training steps for a TPU on a machine without one, and checks that a TPU has every operator.
 
-Runs in the environment of requirements/tpu.txt: the kernels for TPU are in `tensorflow-tpu` alone. A step lowered is
-no step run: neither libtpu's compiler nor sums over replicas are in it.
+Runs in the environment of requirements/tpu.txt: only `tensorflow-tpu` has the kernels for TPU. Lowering a step does not
+run it: it tests neither libtpu's compiler nor sums over replicas.
 """
 
 import importlib
@@ -25,21 +25,21 @@ from flash_tf.training import modelling
 from flash_tf.training.evaluator import Evaluator
 from flash_tf.training.objective import OBJECTIVES
 from flash_tf.training.optimizer import AdamW, adamw
-from flash_tf.training.step import TrainStep
+from flash_tf.training.trainer import TrainStep
 
 LOCK = Path(__file__).parents[1] / "requirements" / "tpu.txt"
-# Two blocks have the operators of all, and the widths are whole. Every config is checked so, and these besides.
+# Two blocks have the operators of all blocks; the widths stay. All configs are checked like this, and VARIANTS too.
 REDUCED = ("model.depth=2", "train.precision=mixed_bfloat16")
 VARIANTS = (
     ("mlm_c4/flash", ("data.packing=documents", "masking.whole_words=true", "model.dropout=0.1")),
     ("lm_wiki40b/flash", ("data.packing=documents", "optimizer.schedule=cosine", "train.accumulate=2")),
 )
-EXTRAS = ("jax", "jaxlib", "matplotlib")  # modules that need one are no part of training on a TPU
+EXTRAS = ("jax", "jaxlib", "matplotlib")  # training on a TPU does not use modules that need these
 MISSING = re.compile(r"(\w+) \(No registered '\1' OpKernel")
 
 
 class TensorAdamW(AdamW):
-    """AdamW that returns what it would assign.
+    """AdamW that returns the new values in place of assigning them.
 
     Args:
       config, steps: See `AdamW`.
@@ -61,7 +61,7 @@ class TensorAdamW(AdamW):
 
 
 class TensorStep(TrainStep):
-    """The training step with tensors in the place of variables, which cannot be lowered for a TPU that is not there."""
+    """The training step on tensors. A step on variables cannot be lowered for a TPU that is not there."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -77,7 +77,7 @@ class TensorStep(TrainStep):
 
 
 class _Seed:
-    """Takes what a step assigns to a dropout's seed."""
+    """Stands for a dropout's seed, and records the value that a step assigns."""
 
     def __init__(self, state):
         self.value, self.dtype = self, state.dtype
@@ -87,14 +87,14 @@ class _Seed:
 
 
 def with_values(model, weights, others=()):
-    """A scope in which the model's trainable variables are these tensors, and weights not trained are as they begin."""
+    """A scope in which the model's trainable variables have these values, and the others their initial values."""
     frozen = [(v, tf.cast(v._initializer(v.shape, v.dtype), v.dtype)) for v in model.non_trainable_weights]
     trained = zip(model.trainable_variables, weights, strict=True)
     return keras.StatelessScope(state_mapping=[*trained, *frozen, *others])
 
 
 def train_and_evaluate(experiment: config.Config):
-    """A function of tensors that is one step of training and one of evaluation, and the specs of its arguments."""
+    """A function of tensors that trains one step and evaluates one batch, and the specs of its arguments."""
     with model_stats.without_weights():
         model = modelling.make_model(experiment)
     objective = OBJECTIVES[experiment.model["type"]](experiment, _tokenizer(experiment.model["vocabulary_size"]))
@@ -112,25 +112,25 @@ def train_and_evaluate(experiment: config.Config):
 
 
 def _batch(experiment, overlap):
-    rows, columns = experiment.batch_size, experiment.data.sequence_length + overlap
-    shapes = {"tokens": [rows, columns], "window": [rows, 2]}
+    count, width = experiment.batch_size, experiment.data.sequence_length + overlap
+    shapes = {"tokens": [count, width], "window": [count, 2]}
     if experiment.data.packing == "documents":
-        shapes["segment_ids"] = [rows, columns]
+        shapes["segment_ids"] = [count, width]
     return {name: tf.TensorSpec(shape, tf.int32) for name, shape in shapes.items()}
 
 
 def _tokenizer(size):
-    """What an objective asks a tokenizer for: numbers that the operators do not depend on."""
+    """The ids that an objective needs. The operators do not depend on their values."""
     starts = [i % 2 == 0 for i in range(size)]
     ids = {"pad_id": 0, "mask_id": 3, "special_ids": (0, 1, 3, 4)}
     return SimpleNamespace(vocabulary_size=size, starts_word=starts, **ids)
 
 
 def lower(function, specs) -> int:
-    """Lowers a function of tensors for one TPU core; returns how many kinds of operators it has.
+    """Lowers a function of tensors for one TPU core. Returns its number of different operators.
 
     Raises:
-      ValueError: Names the operators that a TPU lacks, or says why else it cannot be lowered.
+      ValueError: It cannot be lowered. The message names the operators that a TPU lacks, or gives another reason.
     """
     flat = tf.nest.flatten(specs)
     traced = tf.function(
@@ -148,7 +148,7 @@ def lower(function, specs) -> int:
 
 
 def check_stack() -> str:
-    """The versions that count; stops unless the lock is what is installed, and no other TensorFlow beside it."""
+    """The main versions. Exits unless the environment matches the lock and has no other TensorFlow."""
     pinned = dict(re.findall(r"^([\w-]+)==(\S+)", LOCK.read_text(), re.MULTILINE))
     found = {re.sub("[-_.]+", "-", d.name).lower(): d.version for d in importlib.metadata.distributions()}
     got = {name: found.get(name, "nothing") for name in pinned}
@@ -161,7 +161,7 @@ def check_stack() -> str:
 
 
 def check_imports() -> tuple[int, list[str]]:
-    """Imports all modules of the package; how many, and those left out because they need an extra's library."""
+    """Imports all modules. Returns their number, and the modules that need a library of an extra."""
     packages = (kernels_xla, flash_tf)
     names = [m.name for p in packages for m in pkgutil.walk_packages(p.__path__, f"{p.__name__}.")]
     left_out = []
@@ -176,7 +176,7 @@ def check_imports() -> tuple[int, list[str]]:
 
 
 def check_that_it_can_fail() -> list[str]:
-    """Operators that no TPU has, each refused and named; stops if one is not."""
+    """Lowers operators that no TPU has. Returns their names, and exits if one is not refused by name."""
     bad = {
         "AsString": lambda x: tf.strings.as_string(x),
         "EagerPyFunc": lambda x: tf.py_function(lambda x: x, [x], tf.float32),
@@ -193,13 +193,13 @@ def check_that_it_can_fail() -> list[str]:
 
 
 def check_configs() -> list[str]:
-    """Lowers every config, a line each; returns those that a TPU cannot run, with the reason."""
+    """Lowers every config and prints a line for it. Returns the configs that a TPU cannot run, with the reason."""
     failed = []
     for name, overrides in [*((name, ()) for name in config.names()), *VARIANTS]:
         begin, label = time.perf_counter(), " ".join((name, *overrides))
         try:
             experiment = modelling.with_masking(config.load(name, (*REDUCED, *overrides)))
-            result = f"{lower(*train_and_evaluate(experiment))} kinds of operators"
+            result = f"{lower(*train_and_evaluate(experiment))} different operators"
         except ValueError as error:
             result = str(error)
             failed.append(f"{label}: {error}")
@@ -208,7 +208,7 @@ def check_configs() -> list[str]:
 
 
 def check_training() -> None:
-    """Trains and evaluates on this machine's CPU, as a user would: data, tokenizer, Orbit and checkpoints are in it."""
+    """Trains and evaluates on this machine's CPU with the command line: data, tokenizer, Orbit and checkpoints."""
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         command = [f"{sys.prefix}/bin/flash-tf", "train", "quickstart", "--model-dir", f"{folder}/run"]
@@ -223,7 +223,7 @@ def check_training() -> None:
 
 
 def say(line: str) -> None:
-    """A line for the user, at once."""
+    """Prints a line at once."""
     print(line, flush=True)  # noqa: T201
 
 

@@ -1,10 +1,10 @@
 #!/bin/sh
-# Runs scripts/tpu_check.py in the environment VENV, which install_tpu.sh made: tpu_check.sh VENV.
+# Runs scripts/tpu_check.py in the environment VENV of install_tpu.sh: tpu_check.sh VENV.
 set -eu
 venv=$1
 log=${TMPDIR:-/tmp}/flash-tf-tpu-check-$(id -u).log
 
-# Without them TensorFlow looks for a TPU and for the service that tells a TPU VM what it is.
+# Without these variables TensorFlow looks for a TPU and for the metadata service of a TPU VM.
 TPU_LOAD_LIBRARY=0 TPU_SKIP_MDS_QUERY=1 KERAS_BACKEND=tensorflow "$venv/bin/python" scripts/tpu_check.py 2>"$log" || {
     echo "tpu-check failed: $(tail -n 1 "$log") (details in $log)" >&2
     exit 1

@@ -124,7 +124,7 @@ def test_a_causal_transformer_ls_reads_a_token_of_two_segments_before_through_it
 def test_packed_documents_are_for_a_causal_transformer_ls():
     packed = ["data.packing=documents"]
     assert modelling.with_masking(config.load("wikitext2_lm/transformer_ls", packed)).data.packing == "documents"
-    with pytest.raises(ValueError, match="'transformer_ls' reads a row as one text: .* got documents"):
+    with pytest.raises(ValueError, match="'transformer_ls' reads a window as one text: .* got documents"):
         modelling.with_masking(config.load("wikitext2_mlm/transformer_ls", packed))
 
 

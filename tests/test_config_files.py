@@ -68,5 +68,5 @@ def test_a_base_that_leads_back_is_refused(tmp_path):
     first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
     first.write_text(f"base: {second}\n", encoding="utf-8")
     second.write_text(f"base: {first}\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="base leads back to it"):
+    with pytest.raises(ValueError, match="its base leads back to this file"):
         config.load(str(first))

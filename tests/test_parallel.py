@@ -46,7 +46,7 @@ def test_documents_start_at_multiples_of_every_mixers():
         ([TWO[0], {"type": "diag"}], True, "no mixer is called 'diag'"),
         ([TWO[0], {"type": "retention"}], False, "Retention is causal by definition: it needs causal true, got False"),
         ([TWO[0], {"type": "skyformer"}], True, "Skyformer reads the whole text: it needs causal false, got True"),
-        ([TWO[0], {**TWO[1], "causal": True}], True, "mixer 'linear_attention': causal is not free here"),
+        ([TWO[0], {**TWO[1], "causal": True}], True, "mixer 'linear_attention': the package sets causal itself"),
     ],
 )
 def test_what_it_cannot_be_is_said_in_a_line(mixers, causal, message):

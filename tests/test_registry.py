@@ -179,7 +179,7 @@ def test_a_file_that_is_not_yaml_is_refused_in_one_line(tmp_path):
 
 
 def test_an_unknown_config_is_answered_with_the_nearest_name():
-    message = "no config file 'mlm_c4/flsh', and none of that name in the package; did you mean 'mlm_c4/flash'?"
+    message = "no config file 'mlm_c4/flsh', and no config of this name in the package; did you mean 'mlm_c4/flash'?"
     refuses(message, config.load, "mlm_c4/flsh")
 
 

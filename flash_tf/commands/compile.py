@@ -36,15 +36,15 @@ def run(args, log) -> None:
     import tensorflow as tf
 
     from flash_tf import config
-    from flash_tf.compiling import artifact, topology, tpu_chips
+    from flash_tf.compiling import artifact, tpu
     from flash_tf.compiling.programs import Experiment
     from kernels_xla.common.accelerator import tracing_for
 
     if args.topology is not None:
-        tpu_chips.device(args.topology)  # a name that means nothing is known before any work
+        tpu.find_device(args.topology)  # a name that means nothing is known before any work
     tf.config.set_visible_devices([], "GPU")  # what is exported, and its check, are a CPU's on every host
     progress, found, texts, problem = log.progress(), {}, [], ""
-    experiment = Experiment(*artifact.prepare(config.load(args.config, args.set)))
+    experiment = Experiment(*artifact.resolve(config.load(args.config, args.set)))
     if args.out is not None:
         sizes = {"check_tokens": args.check_tokens, "decode_batch": args.decode_batch}
         found = artifact.export(args.config, experiment, args.out, report=progress.line, **sizes)
@@ -57,10 +57,10 @@ def run(args, log) -> None:
         del experiment
         gc.collect()  # graphs refer to themselves; the compiler needs the memory
         progress.line(f"compiling it for {args.topology}")
-        report = topology.compile_for(serialized, args.topology)
-        found, problem = {**found, **topology.as_dict(report)}, report.problem
-        texts.append(topology.as_text(report))
+        estimate = tpu.compile_for(serialized, args.topology)
+        found, problem = {**found, **tpu.as_dict(estimate)}, estimate.problem
+        texts.append(tpu.as_text(estimate))
     show(found if args.json else "\n\n".join(texts), args.json)
     if problem:
-        what = "does not fit" if report.hbm_bytes else "cannot be compiled for"
+        what = "does not fit" if estimate.hbm_bytes else "cannot be compiled for"
         raise ValueError(f"the step {what} {args.topology}: {problem}")

@@ -29,19 +29,19 @@ def run(args, log) -> None:
     if args.batch is not None and args.mode == "train":
         raise ValueError("--batch is for prefill and decode; train.tokens_per_step sets the batch of training")
     from flash_tf.profiling import latency
-    from flash_tf.training import profile_modes
+    from flash_tf.training import profile
 
-    config, model_dir = profile_modes.load(args.config, args.set)
+    config, model_dir = profile.load(args.config, args.set)
     kept = args.out or (model_dir and f"{model_dir}/profile")
     progress = log.progress()
     with tempfile.TemporaryDirectory() as scratch:
-        result = profile_modes.profile(
+        result = profile.profile(
             config,
             args.mode,
             model_dir=model_dir,
             folder=kept or scratch,
             steps=args.steps,
-            rows=1 if args.batch is None else args.batch,
+            batch_size=1 if args.batch is None else args.batch,
             progress=progress,
         )
     show(result if args.json else latency.as_text(result), args.json)

@@ -27,7 +27,7 @@ def run(args, log) -> None:
     progress = log.progress()
     found = tuning.tune(config.load(args.config, args.set), args.sizes, args.steps, progress.line)
     show(found if args.json else tuning.as_text(found), args.json)
-    if found["option"] != tuning.TILE:
+    if found["option"] != tuning.BLOCK:
         progress.line(f"a model's {found['option']} is a part of its function: nothing was changed")
     elif found["fastest"] == (now := found["now"]):
         progress.line(f"no block_size is faster than {now} beyond the spread of its steps: nothing was changed")

@@ -1,4 +1,4 @@
-"""Training steps and decoding as a folder of files, which `benchmarks.run_compiled` runs with NumPy and JAX alone."""
+"""Writes training steps and decoding to a folder. `benchmarks.run_compiled` runs it with NumPy and JAX alone."""
 
 import gc
 import gzip
@@ -18,34 +18,32 @@ from flash_tf.data.tokenizer import Tokenizer
 from flash_tf.training import modelling, run_directory
 from flash_tf.training.loop import EVALUATED_AT_ONCE
 from flash_tf.training.restore import check_vocabulary
-from flash_tf.training.step import COLUMNS
-
-Report = Callable[[str], None]
+from flash_tf.training.trainer import COLUMNS
 
 CHECK_LENGTH, CHECK_STEPS = 1024, 3
 GZIPPED_FROM = 2**20  # bytes of a text
-DECODE_BATCH, DECODE_TOKENS = 1, 64  # a call of decoding: rows by default, and tokens of each
+DECODE_BATCH, DECODE_TOKENS = 1, 64  # a call of decoding: texts by default, and tokens of each
 STEP, FORWARD, CHECKED, DECODE = (f"{name}.hlo.pb" for name in ("step", "forward", "check", "decode"))
 STABLEHLO = ("step.stablehlo.mlir", "step.stablehlo.mlir.gz")
 OURS = {STEP, FORWARD, CHECKED, DECODE, *STABLEHLO, MANIFEST, f"{MANIFEST}.partial", CONFIG, TOKENIZER}
 
 
-def prepare(config: Config) -> tuple[Config, Tokenizer | TokenIds]:
-    """A config ready to be traced, and what it says about tokens.
+def resolve(config: Config) -> tuple[Config, Tokenizer | TokenIds]:
+    """The config with its masking written out, and its tokenizer, or the ids of a tokenizer that is not trained yet.
 
     Raises:
-      ValueError: When it cannot be exported.
+      ValueError: The config cannot be exported.
     """
     config = modelling.with_masking(config)
     if config.train.seed < 0:
         raise ValueError(f"train.seed of an exported step must not be negative, got {config.train.seed}")
-    needed, place = config.model["vocabulary_size"], config.data.tokenizer
-    if place is not None:
-        tokenizer = Tokenizer.load(place)
-        check_vocabulary(tokenizer, needed, place)
+    needed, path = config.model["vocabulary_size"], config.data.tokenizer
+    if path is not None:
+        tokenizer = Tokenizer.load(path)
+        check_vocabulary(tokenizer, needed, path)
         return config, tokenizer
     if config.masking is not None and config.masking.whole_words:
-        raise ValueError("masking.whole_words needs data.tokenizer: it decides which pieces begin a word")
+        raise ValueError("masking.whole_words needs data.tokenizer: the tokenizer decides which pieces begin a word")
     return config, TokenIds(needed)
 
 
@@ -54,36 +52,36 @@ def export(
     experiment: Experiment,
     out: str,
     check_tokens: int | None,
-    report: Report,
+    report: Callable[[str], None],
     decode_batch: int | None = None,
 ) -> dict:
     """Writes an artifact.
 
     Args:
-      name: The config's, for the record.
-      experiment: What to export; its variables come to hold what the check leaves in them.
-      out: A folder that is new, empty or an artifact, which is replaced.
-      check_tokens: Tokens of the check's batch; None for one sequence of 1,024, or of n where that is less.
-      report: Called with a line about what comes next.
-      decode_batch: Rows that are decoded together, of a model that decodes; None for one.
+      name: Name of the config, for the manifest.
+      experiment: The experiment to export. The check trains its variables.
+      out: A folder that is new, empty or an older artifact, which is replaced.
+      check_tokens: Tokens of the check's batch; None for one sequence of 1,024 tokens, or of n if n is less.
+      report: Called with a line before each stage.
+      decode_batch: Texts that a model decodes together; None for one. Only for models that decode.
 
     Returns:
       The sizes of the `files`, `parameters`, `tokens_per_step`, `flops_per_step` and `check_losses`.
 
     Raises:
-      ValueError: When the folder holds something else, the check's tokens make no batch, or `decode_batch` is none.
+      ValueError: The folder holds something else, the check's tokens make no batch, or `decode_batch` is not valid.
     """
     config, tokenizer = experiment.config, experiment.tokenizer
     check_size, decoded = _check_size(config, check_tokens), _decoded(experiment, decode_batch)
     folder = _claim(out)
-    n, rows = config.data.sequence_length, config.batch_size
-    at_once = min(max(1, EVALUATED_AT_ONCE // n), rows)
+    n, batch_size = config.data.sequence_length, config.batch_size
+    at_once = min(max(1, EVALUATED_AT_ONCE // n), batch_size)
 
-    report(f"tracing the training step, {rows:,} x {n:,} tokens")
-    traced = experiment.trace_step(rows, n, stablehlo=True)
+    report(f"tracing the training step, {batch_size:,} x {n:,} tokens")
+    traced = experiment.trace_step(batch_size, n, stablehlo=True)
     text = _write_text(folder, traced.stablehlo)
     flops = modelling.training_flops_per_step(config, experiment.model)
-    programs = {"step": _write_program(folder, STEP, traced, (rows, n), "record", stablehlo=text, flops=flops)}
+    programs = {"step": _write_program(folder, STEP, traced, (batch_size, n), "record", stablehlo=text, flops=flops)}
     report(f"tracing the evaluation, {at_once:,} x {n:,} tokens")
     traced = experiment.trace_forward(at_once, n)
     programs["forward"] = _write_program(folder, FORWARD, traced, (at_once, n), "sums")
@@ -95,7 +93,7 @@ def export(
         traced = experiment.trace_decode(*decoded)
         programs["decode"] = _write_program(folder, DECODE, traced, decoded, "chosen", capacity=experiment.capacity)
     del traced
-    gc.collect()  # graphs of large models take as much as their weights, and refer to themselves
+    gc.collect()  # the graph of a large model is as big as its weights, and refers to itself
 
     (folder / CONFIG).write_text(configs.dump(config))
     if config.data.tokenizer is not None:
@@ -127,7 +125,7 @@ def export(
 
 
 def as_text(exported: dict) -> str:
-    """`export`'s result as a table for people."""
+    """The result of `export` as a table for people."""
     rows = [(name, f"{size / 2**20:,.2f} MiB") for name, size in exported["files"].items()]
     rows += [
         ("parameters", f"{exported['parameters'] / 1e6:,.2f} M"),
@@ -139,35 +137,35 @@ def as_text(exported: dict) -> str:
 
 
 def _check_size(config, tokens):
-    """Sequences and their length in the check's batch."""
-    n, parts = config.data.sequence_length, config.train.accumulate
-    length = min(n, CHECK_LENGTH) if tokens is None else min(n, tokens // parts)
-    rows = parts if tokens is None else tokens // max(length, 1)
-    if length < 1 or (tokens is not None and rows * length != tokens) or rows % parts:
+    """The number of sequences in the check's batch, and their length."""
+    n, accumulate = config.data.sequence_length, config.train.accumulate
+    length = min(n, CHECK_LENGTH) if tokens is None else min(n, tokens // accumulate)
+    batch_size = accumulate if tokens is None else tokens // max(length, 1)
+    if length < 1 or (tokens is not None and batch_size * length != tokens) or batch_size % accumulate:
         raise ValueError(
-            f"--check-tokens must be a multiple of data.sequence_length ({n}) x train.accumulate ({parts}), or "
-            f"{parts} shorter sequences, got {tokens}"
+            f"--check-tokens must be a multiple of data.sequence_length ({n}) x train.accumulate ({accumulate}), or "
+            f"{accumulate} shorter sequences, got {tokens}"
         )
-    return rows, length
+    return batch_size, length
 
 
-def _decoded(experiment, rows):
-    """Rows and tokens of a call of decoding; None where the model does not decode."""
+def _decoded(experiment, batch_size):
+    """Texts and tokens of a call of decoding; None if the model does not decode."""
     model, capacity = experiment.model, experiment.capacity
     if (obstacle := model.obstacle) is not None:
-        if rows is not None:
+        if batch_size is not None:
             raise ValueError(
                 f"--decode-batch needs a model that decodes, {experiment.config.model['type']} does not: {obstacle}"
             )
         return None
-    rows = DECODE_BATCH if rows is None else rows
-    if rows < 1:
-        raise ValueError(f"--decode-batch must be positive, got {rows}")
-    return rows, DECODE_TOKENS if capacity is None else min(DECODE_TOKENS, capacity)
+    batch_size = DECODE_BATCH if batch_size is None else batch_size
+    if batch_size < 1:
+        raise ValueError(f"--decode-batch must be positive, got {batch_size}")
+    return batch_size, DECODE_TOKENS if capacity is None else min(DECODE_TOKENS, capacity)
 
 
 def _claim(out):
-    """The folder, without an older artifact's files; its manifest goes first, so that no half of one looks whole."""
+    """The folder without an older artifact's files. The manifest goes first, so that no half artifact looks whole."""
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--out needs a folder, got the file {out}")
@@ -191,28 +189,28 @@ def _write_text(folder, text):
 
 
 def _write_program(folder, file, traced, size, result, **known):
-    """Writes it; `known` are what other fields of `Program` there are to fill."""
+    """Writes a traced program; `known` are further fields of `Program`."""
     (folder / file).write_bytes(traced.serialized)
-    rows, n = size
+    batch_size, n = size
     return Program(
         file=file,
         arguments=traced.arguments,
         results=(result,),
         replaces=traced.replaces,
-        batch_size=rows,
+        batch_size=batch_size,
         sequence_length=n,
-        tokens=rows * n,
+        tokens=batch_size * n,
         **{"stablehlo": None, "flops": None, **known},
     )
 
 
 def _run_check(experiment, size, report):
-    """The first losses as TensorFlow computes them.
+    """The first losses that TensorFlow computes.
 
-    Without XLA, for a second opinion on the program; but a dropout layer drops other numbers with it than without.
+    It computes without XLA, to be independent of the compiler. With dropout it uses XLA: the masks differ otherwise.
     """
-    config, (rows, n) = experiment.config, size
-    shapes = {argument.name: argument.shape for argument in experiment.batch(rows, n)}
+    config = experiment.config
+    shapes = {argument.name: argument.shape for argument in experiment.batch(*size)}
     batch = values.made_up(shapes, config.model["vocabulary_size"], config.train.seed)
     report("making the initial values")
     experiment.assign_initial_values()

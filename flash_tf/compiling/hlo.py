@@ -1,6 +1,6 @@
-"""Reads the HLO that TensorFlow exports, for XLA as JAX brings it. Needs numpy and jax, and no TensorFlow.
+"""Reads the HLO that TensorFlow exports, for the XLA of JAX. Needs NumPy and JAX, and no TensorFlow.
 
-It uses private parts of jaxlib, which move between versions: tried with jax 0.10.2 and 0.11.2.
+It uses private parts of jaxlib, which move between versions. It was tried with jax 0.10.2 and 0.11.2.
 """
 
 import dataclasses
@@ -19,10 +19,10 @@ class Program:
     """A program before it is compiled for a device.
 
     Attributes:
-      bytecode: MLIR, what a compiler takes.
-      text: The same to read, StableHLO.
+      bytecode: MLIR for the compiler.
+      text: The same program as StableHLO text.
       parameters: Shape and dtype of each argument, in order.
-      replaces: Result number -> number of the argument whose buffer it takes over.
+      replaces: Number of a result -> number of the argument whose buffer it takes over.
     """
 
     bytecode: bytes
@@ -32,17 +32,17 @@ class Program:
 
 
 def load(serialized: bytes) -> Program:
-    """Reads what `experimental_get_compiler_ir(...)(stage="hlo_serialized")` gave.
+    """Reads the result of `experimental_get_compiler_ir(...)(stage="hlo_serialized")`.
 
-    The `mhlo.copy` operations that TensorFlow puts around variables are folded away: each would be a pass over memory.
+    Removes the `mhlo.copy` operations that TensorFlow puts around variables: each would be a pass over memory.
 
     Raises:
-      ValueError: When the bytes are no HLO module.
+      ValueError: The bytes are no HLO module.
     """
     try:
         computation = xla_client.XlaComputation(serialized)
         shapes = computation.program_shape().parameter_shapes()
-    except Exception as error:  # jaxlib's own, which has no public name
+    except Exception as error:  # the class is private to jaxlib
         raise ValueError(f"it holds no HLO module: {' '.join(str(error).split())[:200]}") from None
     with mlir.make_ir_context():
         module = ir.Module.parse(_jax.mlir.xla_computation_to_mlir_module(computation))

@@ -1,4 +1,4 @@
-"""What an artifact of `flash-tf compile` says about itself. The standard library alone: its readers lack TensorFlow."""
+"""The manifest of an artifact of `flash-tf compile`. Needs the standard library alone: its readers lack TensorFlow."""
 
 import dataclasses
 import json
@@ -14,14 +14,14 @@ class Argument:
     """One argument of a program.
 
     Attributes:
-      name: The variable's path, or what the argument is: `tokens`, `window`, `segment_ids`, `step`, `rate`,
-        `token`, or the name of a state's entry.
-      role: "batch", "step" (steps done before, int64), "rate" (the learning rate), "weight", "slot" (a mean that AdamW
-        keeps of a weight's gradient: `m/` and the weight's name, or `v/`), "seed" (of dropout; the step sets it),
-        "token" (the last of each row, which the state has not seen), or "state" (an entry of a decoder's).
+      name: The variable's path, the name of an entry of the decoder's state, or one of `tokens`, `window`,
+        `segment_ids`, `step`, `rate` and `token`.
+      role: "batch"; "step" (steps done before, int64); "rate" (the learning rate); "weight"; "slot" (a running mean of
+        AdamW, called `m/` or `v/` and the weight's name); "seed" (of dropout; the step sets it); "token" (the last
+        token of each text, which the state has not seen); "state" (an entry of the decoder's state).
       shape: Its shape.
       dtype: NumPy's name of its type.
-      initialiser: What a weight, slot, seed or state is made of, see `values.initial`; None of others.
+      initialiser: How a weight, slot, seed or state begins, see `values.initial`; None for other roles.
     """
 
     name: str
@@ -33,21 +33,21 @@ class Argument:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Program:
-    """One exported program: its arguments are a batch, then numbers of the step, then variables.
+    """One exported program. Its arguments are a batch, then numbers of the step, then variables.
 
     Attributes:
-      file: Serialized HLO.
-      stablehlo: The same as text; None where it is not kept.
-      arguments: In their order.
-      results: What comes first among the results: `record` (the step's, float32 [columns]), `sums` (float32 [1 + V]:
-        the summed negative log-likelihood, then how often each token was to be predicted), or `chosen` (int32 [batch,
-        tokens of a call], what was decoded). New variables follow.
+      file: Name of the file with serialized HLO.
+      stablehlo: Name of the file with the same program as text; None if there is none.
+      arguments: The arguments, in order.
+      results: The first result: `record` (float32 [columns], the step's metrics), `sums` (float32 [1 + V]: the summed
+        negative log-likelihood, then the number of times each token is a label), or `chosen` (int32 [batch, tokens of
+        a call], the decoded tokens). New values of variables follow.
       replaces: Number of a result -> number of the argument whose next value it is.
-      batch_size: Sequences.
-      sequence_length: n; of decoding, the tokens that a call adds to each row.
-      tokens: Of a batch.
-      flops: Model FLOPs of a training step; None of a program that does not train.
-      capacity: The most tokens of a row that is decoded; None where nothing bounds it, and of what does not decode.
+      batch_size: Sequences of a batch.
+      sequence_length: n. For decoding, the tokens that a call adds to each text.
+      tokens: Tokens of a batch.
+      flops: Model FLOPs of a training step; None for other programs.
+      capacity: The most tokens of a decoded text; None if nothing bounds it, and for other programs.
     """
 
     file: str
@@ -64,12 +64,12 @@ class Program:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Check:
-    """What TensorFlow got of the program `check`, from the initial values, on the batch `values.made_up` every time.
+    """TensorFlow's results of the program `check`. Every step trains on the batch `values.made_up`.
 
     Attributes:
-      losses: Of the first steps.
-      rate: The learning rate of each.
-      device: The processor.
+      losses: Losses of the first steps, from the initial values.
+      rate: The learning rate of every step.
+      device: The processor that computed them.
     """
 
     losses: tuple[float, ...]
@@ -79,23 +79,23 @@ class Check:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """All that a program's runner must know.
+    """Everything that a runner of the programs must know.
 
     Attributes:
-      name: The config's, as it was asked for.
+      name: Name of the config, as the caller gave it.
       config: The resolved config.
-      versions: Of the packages that exported it.
+      versions: Versions of the packages that exported it.
       task: The model's type.
       vocabulary_size: V.
-      parameters: How many trainable numbers.
+      parameters: Number of trainable parameters.
       ids: The token ids `pad`, `eos` and `cls`.
-      overlap: 1 where a batch's rows are n + 1 tokens, of which n are predicted; else 0.
-      align: Where packed documents may start in a row.
-      columns: What a step's record is.
-      seed: Of the initial values, the masks, dropout and the order of windows.
-      numbers: `values.fingerprint` of that seed.
-      programs: `step`, `forward`, `check`, and `decode` where the model can.
-      check: What the program `check` must give.
+      overlap: 1 if a window has n + 1 tokens and the model predicts the last n; else 0.
+      align: Packed documents start at multiples of this position.
+      columns: Names of the metrics in a step's record.
+      seed: Seed of the initial values, the masks, dropout and the order of windows.
+      numbers: `values.fingerprint` of the seed.
+      programs: `step`, `forward`, `check`, and `decode` if the model decodes.
+      check: The expected results of the program `check`.
     """
 
     name: str
@@ -119,7 +119,7 @@ class Manifest:
 
 
 def write(manifest: Manifest, directory: str) -> None:
-    """Writes it into an artifact's directory; what stands there is whole or the one before."""
+    """Writes the manifest into an artifact's directory. A reader sees the whole of it, or the one before."""
     path = Path(directory, MANIFEST)
     partial = path.with_name(f"{MANIFEST}.partial")
     partial.write_text(json.dumps({"format": FORMAT, **dataclasses.asdict(manifest)}, indent=1) + "\n")
@@ -127,10 +127,10 @@ def write(manifest: Manifest, directory: str) -> None:
 
 
 def read(directory: str) -> Manifest:
-    """The manifest of an artifact.
+    """Reads the manifest of an artifact.
 
     Raises:
-      ValueError: When there is none, it is of another format, or it is damaged.
+      ValueError: There is no manifest, it has another format, or it is damaged.
     """
     path = Path(directory, MANIFEST)
     if not path.is_file():
@@ -141,7 +141,7 @@ def read(directory: str) -> Manifest:
     except (ValueError, KeyError, AttributeError) as error:
         raise ValueError(f"{path} is damaged: it is not a JSON object with a format") from error
     if found != FORMAT:
-        raise ValueError(f"{path} is of format {found!r}, this program reads format {FORMAT}: export it again")
+        raise ValueError(f"{path} has format {found!r}, but this program reads format {FORMAT}: export it again")
     try:
         values["programs"] = {name: _program(one) for name, one in values["programs"].items()}
         values["check"] = Check(**{**values["check"], "losses": tuple(map(float, values["check"]["losses"]))})

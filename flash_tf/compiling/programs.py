@@ -1,4 +1,4 @@
-"""Traces decoding, and the training step and its companions, by the very functions that `train` calls, to HLO."""
+"""Traces training, evaluation and decoding to HLO, with the same functions that `flash-tf train` calls."""
 
 import dataclasses
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from flash_tf.training import modelling
 from flash_tf.training.evaluator import Evaluator
 from flash_tf.training.objective import OBJECTIVES
 from flash_tf.training.optimizer import AdamW
-from flash_tf.training.step import TrainStep
+from flash_tf.training.trainer import TrainStep
 
 STEP = (Argument(name="step", role="step", shape=(), dtype="int64"),)
 RATE = (Argument(name="rate", role="rate", shape=(), dtype="float32"),)
@@ -26,10 +26,10 @@ ZERO = {"kind": "constant", "value": 0.0}
 
 @dataclasses.dataclass(frozen=True)
 class TokenIds:
-    """What an objective asks a tokenizer: `Tokenizer` where there is one, this where there is none."""
+    """The ids that an objective needs, for an experiment without a tokenizer."""
 
     vocabulary_size: int
-    pad_id: int = 0  # the ids are those of a tokenizer that `Tokenizer.train` makes
+    pad_id: int = 0  # as in every tokenizer that `Tokenizer.train` makes; so are the other ids
     eos_id: int = 1
     mask_id: int = 3
     cls_id: int = 4
@@ -42,12 +42,12 @@ class TokenIds:
 
 @dataclasses.dataclass(frozen=True)
 class Traced:
-    """A program, and what its arguments are.
+    """A traced program.
 
     Attributes:
       serialized: HLO.
-      stablehlo: The same as text, where it was asked for.
-      arguments: In their order.
+      stablehlo: The same program as text; None if the caller did not ask for it.
+      arguments: The arguments, in order.
       replaces: Number of a result -> number of the argument whose next value it is.
     """
 
@@ -61,13 +61,13 @@ class Experiment:
     """A config's model, objective and step on one replica, which takes the whole global batch.
 
     Args:
-      config: The experiment, with its masking written out.
+      config: The experiment, with its masking written out; see `artifact.resolve`.
       tokenizer: A `Tokenizer`, or `TokenIds`.
 
     Attributes:
-      model: With its weights.
-      objective: What the model is asked.
-      optimizer: Updates the model's weights.
+      model: The model with its weights.
+      objective: The training objective.
+      optimizer: The optimizer of the model's weights.
     """
 
     def __init__(self, config: Config, tokenizer):
@@ -84,7 +84,7 @@ class Experiment:
             batches=lambda: None,
             counts_words=False,
         )
-        weights = {v.path: v.value for v in self.model.weights}  # of which some are not trained
+        weights = {v.path: v.value for v in self.model.weights}  # some are not trainable
         self._held = [(v, _held(v, path, "weight", initialisers[path])) for path, v in weights.items()]
         self._held += [(v, _held(v, path, "slot", ZERO)) for path, v in self.optimizer.state().items()]
         seeds = enumerate(state.value for state in self._step.seeds)
@@ -92,67 +92,67 @@ class Experiment:
 
     @property
     def parameters(self) -> int:
-        """How many numbers are trained."""
+        """Number of trainable parameters."""
         return sum(v.shape.num_elements() for v in self.optimizer.variables.values())
 
     @property
     def capacity(self) -> int | None:
-        """The most tokens of a row that is decoded; None where neither the state nor learned positions bound it."""
+        """The most tokens of a decoded text; None if neither the state nor learned positions bound it."""
         bounded = self.model.grows or self.model.max_length is not None
         return self.config.data.sequence_length if bounded else None
 
     @property
     def draws(self) -> bool:
-        """Whether the step draws random numbers beside the masks, which are hashes."""
+        """Whether the step draws random numbers. Masks are hashes and do not count."""
         return bool(self._step.seeds)
 
-    def batch(self, rows: int, length: int) -> tuple[Argument, ...]:
-        """The arguments that are a batch of `rows` sequences of `length` tokens."""
-        shapes = {"tokens": (rows, length + self.objective.overlap)}
+    def batch(self, batch_size: int, length: int) -> tuple[Argument, ...]:
+        """The arguments that make a batch of `batch_size` sequences of `length` tokens."""
+        shapes = {"tokens": (batch_size, length + self.objective.overlap)}
         if self.config.data.packing == "documents":
             shapes["segment_ids"] = shapes["tokens"]
         if self.config.masking is not None:
-            shapes["window"] = (rows, 2)
+            shapes["window"] = (batch_size, 2)
         return tuple(Argument(name=n, role="batch", shape=s, dtype="int32") for n, s in shapes.items())
 
     def train_step(self, batch: dict[str, tf.Tensor], step: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
-        """One step; returns its record, float32 `[COLUMNS]`."""
+        """Runs one step. Returns its record, float32 `[COLUMNS]`."""
         return self._step(batch, step, rate)
 
-    def trace_step(self, rows: int, length: int, stablehlo: bool = False) -> Traced:
-        """The step, clipping and update with it, of a batch of that size; as text too if asked."""
-        return self._trace(*self._flat_step(rows, length), stablehlo)
+    def trace_step(self, batch_size: int, length: int, stablehlo: bool = False) -> Traced:
+        """Traces the step, with clipping and update, for a batch of this size; with `stablehlo` as text too."""
+        return self._trace(*self._flat_step(batch_size, length), stablehlo)
 
-    def compiled_step(self, rows: int, length: int) -> bytes:
-        """The step of `trace_step` as XLA compiles it for the device at hand, a serialized `HloProto`."""
-        step, arguments = self._flat_step(rows, length)
+    def compiled_step(self, batch_size: int, length: int) -> bytes:
+        """Compiles the step of `trace_step` for this machine's device. Returns a serialized `HloProto`."""
+        step, arguments = self._flat_step(batch_size, length)
         compiled = tf.function(step, jit_compile=True, autograph=False)
         ir = compiled.experimental_get_compiler_ir(*(tf.TensorSpec(a.shape, a.dtype) for a in arguments))
         return ir(stage="optimized_hlo_proto_serialized")
 
-    def _flat_step(self, rows, length):
-        """The step as a function of tensors, and those."""
-        batch = self.batch(rows, length)
+    def _flat_step(self, batch_size, length):
+        """The step as a function of tensors, and its arguments."""
+        batch = self.batch(batch_size, length)
         names = [argument.name for argument in batch]
         step = lambda *given: self.train_step(dict(zip(names, given[:-2], strict=True)), *given[-2:])  # noqa: E731
         return step, batch + STEP + RATE
 
-    def trace_forward(self, rows: int, length: int) -> Traced:
-        """The evaluator's sums over a batch of that size, float32 `[1 + V]`."""
-        batch = self.batch(rows, length)
+    def trace_forward(self, batch_size: int, length: int) -> Traced:
+        """Traces the evaluator's sums over a batch of this size, float32 `[1 + V]`."""
+        batch = self.batch(batch_size, length)
         names = [argument.name for argument in batch]
         return self._trace(lambda *given: self._evaluator.sums(dict(zip(names, given, strict=True))), batch, False)
 
-    def trace_decode(self, rows: int, steps: int) -> Traced:
-        """Greedy decoding of `steps` tokens; see `flash_tf.generation.decode`.
+    def trace_decode(self, batch_size: int, steps: int) -> Traced:
+        """Traces greedy decoding of `steps` tokens; see `flash_tf.generation.greedy`.
 
-        Its arguments are the last token of each row, int32 `[rows]`, the state by name, and weights; its results the
-        chosen tokens, int32 `[rows, steps]`, and the state, each entry in its argument's place.
+        The arguments are the last token of each text, int32 `[batch_size]`, the state by name, and the weights. The
+        results are the chosen tokens, int32 `[batch_size, steps]`, and the state, each entry in its argument's buffer.
         """
         capacity = self.capacity if self.model.grows else None
-        empty = tf.function(lambda: self.model.initial_state(rows, capacity), autograph=False)
-        state = sorted(empty.get_concrete_function().structured_outputs.items())  # traced, not made: it may be large
-        arguments = [Argument(name="token", role="token", shape=(rows,), dtype="int32")]
+        empty = tf.function(lambda: self.model.initial_state(batch_size, capacity), autograph=False)
+        state = sorted(empty.get_concrete_function().structured_outputs.items())  # traced only: it may be large
+        arguments = [Argument(name="token", role="token", shape=(batch_size,), dtype="int32")]
         arguments += [_held(x, name, "state", ZERO) for name, x in state]
 
         def decode(token, *given):
@@ -165,7 +165,7 @@ class Experiment:
         return dataclasses.replace(traced, serialized=_in_place(traced.serialized, replaces), replaces=replaces)
 
     def assign_initial_values(self) -> None:
-        """Gives every variable the value that whoever runs the programs starts from; one at a time is held twice."""
+        """Gives every variable the value that a runner of the programs starts from, one variable at a time."""
         for variable, argument in self._held:
             value = values.initial(argument.name, argument.shape, argument.initialiser, self.config.train.seed)
             variable.assign(tf.cast(value, variable.dtype))
@@ -176,7 +176,7 @@ class Experiment:
         held = {id(variable.handle): argument for variable, argument in self._held}
         captured = compiled.get_concrete_function(*specs).captured_inputs
         if unknown := [handle for handle in captured if id(handle) not in held]:
-            raise ValueError(f"the program reads {unknown[0]}, which is none of the model's weights, slots and seeds")
+            raise ValueError(f"the program reads {unknown[0]}, which is no weight, slot or seed of the model")
         ir = compiled.experimental_get_compiler_ir(*specs)
         serialized = ir(stage="hlo_serialized")
         aliases = hlo_pb2.HloModuleProto.FromString(serialized).input_output_alias.entries
@@ -189,19 +189,19 @@ class Experiment:
 
 
 def _held(variable, name, role, initialiser):
-    """A variable, or a tensor that is handed on like one, as an argument."""
+    """A variable, or an entry of a state, as an argument."""
     shape, dtype = tuple(variable.shape.as_list()), variable.dtype.name
     return Argument(name=name, role=role, shape=shape, dtype=dtype, initialiser=initialiser)
 
 
 def _in_place(serialized, replaces):
-    """A decoder whose results take over arguments' memory, which a trace arranges for variables alone."""
+    """Lets a decoder's results take over the memory of arguments. A trace arranges this for variables alone."""
     module = hlo_pb2.HloModuleProto.FromString(serialized)
     for result, argument in replaces.items():
         module.input_output_alias.entries.add(
             output_shape_index=[result], parameter_number=argument, kind=hlo_pb2.MAY_ALIAS
         )
-    # A scatter of decoding writes each row of the state once. A trace does not say so; a GPU that is told takes plain
+    # A scatter in decoding writes each row of the state once. A trace does not say so. With this flag a GPU uses plain
     # stores instead of atomic ones.
     for computation in module.computations:
         for instruction in computation.instructions:
@@ -211,17 +211,17 @@ def _in_place(serialized, replaces):
 
 
 def _initialisers(config: Config) -> dict[str, dict]:
-    """How each weight begins. Keras forgets it of a variable that has its value, so a model without any is asked."""
+    """How each weight begins. A Keras variable with a value has forgotten it, so we ask a model without values."""
     with model_stats.without_weights():
         found = [(v.path, v.shape, v._initializer) for v in modelling.make_model(config).weights]
     return {path: _plain(path, shape, initialiser) for path, shape, initialiser in found}
 
 
 def _plain(path: str, shape: tuple[int, ...], initialiser: Callable) -> dict:
-    """An initialiser in words; one that is a function of a layer's own, which draws nothing, as its numbers.
+    """An initialiser as plain values. A layer's own function draws nothing, so its numbers stand for it.
 
     Raises:
-      ValueError: When it is another of Keras'.
+      ValueError: It is an initialiser of Keras that an artifact does not know.
     """
     kinds = keras.initializers
     if type(initialiser) is kinds.RandomNormal:
@@ -236,4 +236,4 @@ def _plain(path: str, shape: tuple[int, ...], initialiser: Callable) -> dict:
     if not isinstance(initialiser, kinds.Initializer):
         return values.given(np.asarray(initialiser(shape, "float32")))
     known = "RandomNormal, RandomUniform and constants"
-    raise ValueError(f"{path} begins by {type(initialiser).__name__}; an artifact knows {known}")
+    raise ValueError(f"{path} needs an initialiser that an artifact knows ({known}), got {type(initialiser).__name__}")

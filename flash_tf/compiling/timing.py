@@ -1,4 +1,4 @@
-"""Times training steps on made-up tokens, on the device at hand."""
+"""Times training steps on made-up tokens, on this machine's device."""
 
 import dataclasses
 import itertools
@@ -8,19 +8,19 @@ import tensorflow as tf
 
 from flash_tf.compiling import values
 from flash_tf.compiling.programs import Experiment
-from flash_tf.training.step import COLUMNS
+from flash_tf.training.trainer import COLUMNS
 
 WARM_UP = 2  # steps after the one that compiles
 
 
 @dataclasses.dataclass(frozen=True)
 class Timed:
-    """What some steps took.
+    """The time of some steps.
 
     Attributes:
-      compile_s: Seconds of the first, which compiles.
-      milliseconds: Of each timed one.
-      loss: The last.
+      compile_s: Seconds of the first step, which compiles.
+      milliseconds: Milliseconds of each timed step.
+      loss: Loss of the last step.
     """
 
     compile_s: float
@@ -29,9 +29,9 @@ class Timed:
 
 
 def time_steps(experiment: Experiment, steps: int) -> Timed:
-    """Times whole steps, the update with them, enqueued one ahead as in training, after some to warm up.
+    """Times whole steps with their update, after a few to warm up. Each is enqueued one ahead, as in training.
 
-    XLA compiles them whole, unless the config's `train.jit_compile` is false.
+    XLA compiles the whole step, unless the config's `train.jit_compile` is false.
     """
     config = experiment.config
     shapes = {a.name: a.shape for a in experiment.batch(config.batch_size, config.data.sequence_length)}
@@ -46,7 +46,7 @@ def time_steps(experiment: Experiment, steps: int) -> Timed:
     for done in range(1, WARM_UP + steps + 2):
         running = step(batch, tf.constant(done, tf.int64), rate)
         if before is not None:
-            record = before.numpy()  # of the step before, while this one is at work, as in training
+            record = before.numpy()  # of the step before, while this one runs, as in training
             ends.append(time.perf_counter())
         before = running
     milliseconds = [1e3 * (b - a) for a, b in itertools.pairwise(ends)]

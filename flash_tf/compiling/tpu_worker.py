@@ -1,7 +1,7 @@
-"""Compiles one program in a process of its own: libtpu reads its settings once, is noisy, and may take it down.
+"""Compiles one program in its own process: libtpu reads its settings once, prints a lot, and may crash.
 
-`python -m flash_tf.compiling.tpu_worker FOLDER [TOPOLOGY]` takes FOLDER/step.hlo.pb and leaves FOLDER/result.json.
-Without a topology it compiles for the CPU at hand. `topology` starts it and says what comes back.
+`python -m flash_tf.compiling.tpu_worker FOLDER [TOPOLOGY]` reads FOLDER/step.hlo.pb and writes FOLDER/result.json.
+Without a topology it compiles for this machine's CPU. `flash_tf.compiling.tpu` starts it and reads the result.
 """
 
 import collections
@@ -12,18 +12,18 @@ import re
 import signal
 import sys
 
-from flash_tf.compiling import schedule, tpu_chips, tpu_memory, tpu_products
+from flash_tf.compiling import compiled_hlo, tpu, tpu_costs
+from flash_tf.compiling.compiled_hlo import Loops
 from flash_tf.compiling.tpu_costs import LoopCosts
-from flash_tf.compiling.tpu_loops import Loops
 
 NEEDED = {"jax": "0.10", "libtpu": "0.0.51"}
 INSTALL = "pip install 'flash-tf[aot]'"
-PR_SET_PDEATHSIG = 1  # of Linux' prctl.h
+PR_SET_PDEATHSIG = 1  # from prctl.h of Linux
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def main(folder: str, topology: str | None = None) -> None:
-    """Compiles, and writes what came of it or `{"error": one line}`."""
+    """Compiles, and writes the result or `{"error": one line}`."""
     end_with_parent()
     try:
         _check_packages(["jax"] if topology is None else ["jax", "libtpu"])
@@ -35,7 +35,7 @@ def main(folder: str, topology: str | None = None) -> None:
 
 
 def end_with_parent() -> None:
-    """Has Linux end this process with the one that started it, however that ends: what it holds is gigabytes."""
+    """Asks Linux to end this process when its parent ends, in whatever way: it holds gigabytes."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -70,7 +70,7 @@ def _on_cpu(folder):
     debug.xla_backend_optimization_level, debug.xla_llvm_disable_expensive_passes = 0, True  # it is not going to run
     program = device.client.compile_and_load(_load(folder).bytecode, xla_client.DeviceList((device,)), options)
     text = program.hlo_modules()[0].to_string()
-    module = schedule.parse(text)
+    module = compiled_hlo.parse(text)
     costs = LoopCosts(text, module, Loops(module))
     return {"hbm_bytes": _memory(program), **costs.total(program.cost_analysis())}
 
@@ -78,7 +78,7 @@ def _on_cpu(folder):
 def _on_tpu(folder, topology):
     import jax
 
-    device = tpu_chips.device(topology)
+    device = tpu.find_device(topology)
     try:
         program = _compile(folder, device, topology)
     except jax.errors.JaxRuntimeError as error:
@@ -88,23 +88,23 @@ def _on_tpu(folder, topology):
         return _too_large(folder, message)
     with open(_dumped(folder, "after_codegen.txt")) as file:
         text = file.read()
-    module = schedule.parse(text)
+    module = compiled_hlo.parse(text)
     loops = Loops(module)
-    steps = list(schedule.walk(module, loops.trips))
-    rest = schedule.without_estimate(steps)
+    steps = list(compiled_hlo.walk(module, loops.trips))
+    unestimated = compiled_hlo.without_estimate(steps)
     counts = collections.Counter()
-    for step in rest:
+    for step in unestimated:
         counts[step.instruction.opcode] += step.times
     return {
         "hbm_bytes": _memory(program),
         **LoopCosts(text, module, loops).total(program.cost_analysis()),
-        "hbm_traffic_bytes": tpu_memory.hbm_traffic(module, steps),
-        "estimated_cycles": schedule.cycles(steps),
+        "hbm_traffic_bytes": tpu_costs.hbm_traffic(module, steps),
+        "estimated_cycles": compiled_hlo.cycles(steps),
         "unestimated": dict(counts),
-        "unestimated_traffic_bytes": tpu_memory.hbm_traffic(module, rest),
+        "unestimated_traffic_bytes": tpu_costs.hbm_traffic(module, unestimated),
         "loops": [{"name": name, "trip_count": count} for name, count in loops.found.items()],
-        "costliest": schedule.costliest(steps),
-        "padding_waste": tpu_products.padding_waste(module, steps, device.unit),
+        "costliest": compiled_hlo.costliest(steps),
+        "padding_waste": tpu_costs.padding_waste(module, steps, device.unit),
     }
 
 
@@ -121,10 +121,10 @@ def _compile(folder, device, topology):
     try:
         devices = topologies.get_topology_desc(platform="tpu", topology_name=device.layout, **config).devices
     except jax.errors.JaxRuntimeError as error:
-        raise tpu_chips.no_such(topology) if "INVALID_ARGUMENT" in str(error) else error from None
+        raise tpu.no_such_topology(topology) if "INVALID_ARGUMENT" in str(error) else error from None
     options = xla_client.CompileOptions()
     options.device_assignment = xla_client.DeviceAssignment.create(np.array([[0]]))
-    # libtpu writes the program down itself: jaxlib, which has another version of XLA, cannot read all of its own.
+    # libtpu dumps the program itself: jaxlib has another version of XLA and cannot read every program of libtpu.
     options.executable_build_options.debug_options.xla_dump_to = f"{folder}/dump"
     options.executable_build_options.debug_options.xla_dump_hlo_as_text = True
     with mlir.make_ir_context():
@@ -133,10 +133,10 @@ def _compile(folder, device, topology):
 
 
 def _dumped(folder, name):
-    """A dumped file of the program itself; small modules that XLA takes out of it have files too."""
+    """A dumped file of the whole program, which sorts before the files of the modules that XLA splits off."""
     found = sorted(glob.glob(f"{folder}/dump/module_*.{name}"))
     if not found:
-        raise ValueError(f"libtpu left no {name}: this needs {NEEDED['libtpu']} of it, or a version much like that")
+        raise ValueError(f"libtpu wrote no {name}: this needs libtpu {NEEDED['libtpu']}, or a version close to it")
     return found[0]
 
 
@@ -147,14 +147,14 @@ def _memory(program):
 
 
 def _too_large(folder, message):
-    """What was needed, what there was, and the largest tensor: libtpu says the first two and dumps the third."""
+    """The needed and available bytes, from libtpu's message, and the largest tensor, from its dump."""
     amounts = re.search(r"\(([\d.]+)([KMGT])\) exceeds available HBM \(([\d.]+)([KMGT])\)", message)
     if amounts is None:
         return {"problem": f"out of memory: {' '.join(message.split())[:300]}"}
     needed, available = (round(float(amounts[i]) * UNITS[amounts[i + 1]]) for i in (1, 3))
     return {
         "hbm_bytes": needed,
-        "problem": f"it needs {needed / 2**30:,.2f} GiB of HBM and {available / 2**30:,.2f} GiB are left to a program;"
+        "problem": f"it needs {needed / 2**30:,.2f} GiB of HBM, but a program may use {available / 2**30:,.2f} GiB;"
         f" the largest tensor is {_largest(folder)}",
     }
 
@@ -163,13 +163,13 @@ def _largest(folder):
     with open(_dumped(folder, "after_optimizations-buffer-assignment.txt")) as file:
         found = re.findall(r"value: <\d+ ([\w.\-]+)(?:\{[\d,]*\})? @0> \(size=(\d+),\S*?\): (\S+?)[{\s]", file.read())
     with open(_dumped(folder, "after_optimizations.txt")) as file:
-        computations = schedule.parse(file.read()).computations.values()
+        computations = compiled_hlo.parse(file.read()).computations.values()
     size = max(int(size) for _, size, _ in found)
     alike = [(name, shape) for name, other, shape in found if int(other) == size]
     name, shape = alike[0]
     one = next((c[name] for c in computations if name in c), None)
     made = name if one is None else f"{one.opcode} {name}" + (f" of {one.op_name}" if one.op_name else "")
-    more = f", one of {len(alike)} of that size" if len(alike) > 1 else ""
+    more = f", one of {len(alike)} of this size" if len(alike) > 1 else ""
     return f"{shape}, {size / 2**30:,.2f} GiB, the result of {made}{more}"
 
 

@@ -1,7 +1,7 @@
 """Times a few training steps for each block size of an implementation, or for each chunk size of a model.
 
-A mixer's `block_size` changes only the speed, so the fastest may be written into a config. A model's `chunk_size` is
-part of the function: the cost of another size is reported, and nothing is changed.
+A mixer's `block_size` changes only the speed, so `write` can put the fastest into a config. A model's `chunk_size` is
+part of its function: `tune` reports the cost of other sizes, and changes nothing.
 """
 
 import gc
@@ -23,7 +23,7 @@ from flash_tf.profiling.operations import memory_of
 from flash_tf.registry import listed
 
 BLOCK, CHUNK = "block_size", "chunk_size"
-SIZES = (16, 32, 64, 128, 256, 512)  # tried, up to the sequence's length
+SIZES = (16, 32, 64, 128, 256, 512)  # the default candidates, up to the sequence length
 
 
 def tune(config: configs.Config, sizes: Sequence[int] | None, steps: int, report: Callable[[str], None]) -> dict:
@@ -31,16 +31,16 @@ def tune(config: configs.Config, sizes: Sequence[int] | None, steps: int, report
 
     Args:
       config: The experiment.
-      sizes: To try; None for powers of two up to the length.
-      steps: Timed for each, 2 or more.
-      report: Called with a line about what comes next.
+      sizes: The sizes to try; None for powers of two up to the sequence length.
+      steps: Timed steps for each size, 2 or more.
+      report: Called with a line before each size.
 
     Returns:
       `option`, "block_size" or "chunk_size"; `rows`, for each size its `size`, `median_ms`, `least_ms`, `compile_s`
-      and `program_bytes`, what XLA lays out for the step; `now`, the config's size; `fastest`, of `faster`.
+      and `program_bytes`, the step's memory by XLA; `now`, the config's size; `fastest`, see `faster`.
 
     Raises:
-      ValueError: The config's mixers have no chunk, or a size is none.
+      ValueError: The config's mixers have no such option, or a size is not valid.
     """
     option, now = _option(config)
     n = config.data.sequence_length
@@ -51,18 +51,18 @@ def tune(config: configs.Config, sizes: Sequence[int] | None, steps: int, report
     for size in sorted({*sizes, now}):
         report(f"{option} {size}: compiling, then {steps} steps")
         rows.append({"size": size, **_measure(_with(config, option, size), steps)})
-        gc.collect()  # the model's memory, before the next one's
+        gc.collect()  # frees this model before the next one is made
     return {"option": option, "now": now, "fastest": faster(rows, now), "sequence_length": n, "rows": rows}
 
 
 def faster(rows: list[dict], now: int) -> int:
-    """The size with the least median, if each step of `now`'s took longer; else `now`."""
+    """The size with the least median, if every step of size `now` took longer than that; else `now`."""
     best, before = min(rows, key=lambda row: row["median_ms"]), next(row for row in rows if row["size"] == now)
     return best["size"] if best["median_ms"] < before["least_ms"] else now
 
 
 def _option(config):
-    """Which size the config's mixers have, and what it is."""
+    """The name of the size that the config's mixers have, and its value."""
     for option in (BLOCK, CHUNK):
         for mixer in listed(config.model["mixer"]):
             if option in (parameters := inspect.signature(MIXERS.get(mixer["type"])).parameters):
@@ -72,7 +72,7 @@ def _option(config):
 
 
 def _with(config, option, size):
-    """The config with that size in every mixer that has the option."""
+    """The config with this size in every mixer that has the option."""
     values = configs.to_mapping(config)
     _set(values["model"], option, size)
     return configs.from_mapping(configs.Config, values, where="tune")
@@ -89,7 +89,7 @@ def _has(mixer, option):
 
 
 def _measure(config, steps):
-    experiment = Experiment(*artifact.prepare(config))
+    experiment = Experiment(*artifact.resolve(config))
     timed = timing.time_steps(experiment, steps)
     return {
         "median_ms": statistics.median(timed.milliseconds),
@@ -100,12 +100,12 @@ def _measure(config, steps):
 
 
 def write(path: str, size: int) -> None:
-    """Writes a block size into a config file, and changes nothing else of its text."""
+    """Writes a block size into a config file, and changes nothing else in its text."""
     text = Path(path).read_text("utf-8")
-    mixer = configs.to_mapping(configs.load(path))["model"]["mixer"]  # with what the base has
+    mixer = configs.to_mapping(configs.load(path))["model"]["mixer"]  # with the base's options
     model = _child(yaml.compose(text), "model")
     node = _child(model, "mixer")
-    if node is None:  # the base has it
+    if node is None:  # the mixer is in the base
         whole = {"mixer": mixer}
         _set(whole, BLOCK, size)
         option = yaml.safe_dump(whole, default_flow_style=True, width=math.inf).strip()[1:-1]
@@ -130,7 +130,7 @@ def _items(node):
 
 
 def _edit(node, size):
-    """Where a mixer's text has its block size, or may have one: start, end, and what to put there."""
+    """The edit that sets a mixer's block size: start and end of the old text, and the new text."""
     for key, old in node.value:
         if renamed.OPTIONS.get(key.value, key.value) == BLOCK:
             return key.start_mark.index, old.end_mark.index, f"{BLOCK}: {size}"
@@ -138,13 +138,13 @@ def _edit(node, size):
 
 
 def _added(node, option):
-    """An option before the first of a mapping."""
+    """The edit that adds an option before the first of a mapping."""
     first = node.value[0][0].start_mark
     return first.index, first.index, option + (", " if node.flow_style else "\n" + " " * first.column)
 
 
 def as_text(found: dict) -> str:
-    """`tune`'s result as a table for people."""
+    """The result of `tune` as a table for people."""
     best = min(row["median_ms"] for row in found["rows"])
     lines = [f"{found['option']:<12}{'ms a step':>12}{'over best':>12}{'memory':>14}"]
     for row in found["rows"]:

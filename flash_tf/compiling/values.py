@@ -1,4 +1,4 @@
-"""Numbers that whoever traces a step and whoever runs it make alike, from a seed and a name. Needs NumPy alone."""
+"""Numbers from a seed and a name, the same where a step is traced and where it runs. Needs NumPy alone."""
 
 import base64
 import hashlib
@@ -6,21 +6,21 @@ import zlib
 
 import numpy as np
 
-ORDINARY = 3  # ids from this one, and up to as many before the last, are mostly of ordinary pieces
+ORDINARY = 3  # ids from this one up to as many before the last are mostly ordinary pieces
 
 
 def initial(path: str, shape: tuple[int, ...], initialiser: dict, seed: int) -> np.ndarray:
     """The first value of a variable, float32.
 
     Args:
-      path: The variable's. It decides the numbers, so that their order among variables does not.
-      shape: Its shape.
+      path: The variable's path. The numbers depend on it, and not on the order of variables.
+      shape: The variable's shape.
       initialiser: `{"kind": "normal", "mean", "stddev"}`, `{"kind": "uniform", "low", "high"}`, `{"kind": "constant",
-        "value"}`, or `{"kind": "given", "float32"}`, the numbers themselves, see `given`.
-      seed: Of the run; not negative.
+        "value"}`, or `{"kind": "given", "float32"}` with the numbers themselves, see `given`.
+      seed: The run's seed; not negative.
 
     Raises:
-      ValueError: For another kind.
+      ValueError: The initialiser is of another kind.
     """
     if initialiser["kind"] == "constant":
         return np.full(shape, initialiser["value"], np.float32)
@@ -32,47 +32,47 @@ def initial(path: str, shape: tuple[int, ...], initialiser: dict, seed: int) -> 
         return np.asarray(low + (high - low) * generator(path, seed).random(shape, np.float32), np.float32)
     if initialiser["kind"] != "normal":
         known = "normal, uniform, constant or given"
-        raise ValueError(f"{path}: an initialiser is {known}, got {initialiser['kind']!r}")
+        raise ValueError(f"{path}: an initialiser must be {known}, got {initialiser['kind']!r}")
     drawn = generator(path, seed).standard_normal(shape, np.float32)
-    drawn = np.asarray(drawn, np.float32)  # of shape () NumPy draws a float
+    drawn = np.asarray(drawn, np.float32)  # for shape () NumPy draws a float
     drawn *= np.float32(initialiser["stddev"])
     drawn += np.float32(initialiser["mean"])
     return drawn
 
 
 def given(numbers: np.ndarray) -> dict:
-    """An initialiser that is its numbers, for the few that follow a rule of their own: compressed, in base64."""
+    """An initialiser that holds its numbers, compressed and in base64. A few weights follow a rule of their own."""
     data = zlib.compress(np.asarray(numbers, "<f4").tobytes(), 9)
     return {"kind": "given", "float32": base64.b64encode(data).decode("ascii")}
 
 
 def made_up(shapes: dict[str, tuple[int, ...]], vocabulary_size: int, seed: int) -> dict[str, np.ndarray]:
-    """A batch of ordinary tokens, all as likely; the windows 0, 1, … of epoch 0; where documents are packed, one a row.
+    """A batch of ordinary tokens, drawn uniformly: the windows 0, 1, … of epoch 0, each with one document.
 
     Args:
-      shapes: Of `tokens`, and of `window` and `segment_ids` where the program takes them.
+      shapes: Shape of `tokens`, and of `window` and `segment_ids` if the program takes them.
       vocabulary_size: V.
-      seed: Of the run.
+      seed: The run's seed.
     """
-    rows = shapes["tokens"][0]
+    batch_size = shapes["tokens"][0]
     draw = generator("tokens", seed).integers
     batch = {
         "tokens": draw(ORDINARY, vocabulary_size - ORDINARY, shapes["tokens"], np.int32),
         "segment_ids": np.ones(shapes["tokens"], np.int32),
-        "window": np.stack([np.zeros(rows, np.int32), np.arange(rows, dtype=np.int32)], axis=1),
+        "window": np.stack([np.zeros(batch_size, np.int32), np.arange(batch_size, dtype=np.int32)], axis=1),
     }
     return {name: batch[name] for name in shapes}
 
 
 def generator(name: str, seed: int) -> np.random.Generator:
-    """NumPy's Philox with the key (seed, the first 64 bits of the name's SHA-256) and a counter that starts at 0."""
+    """NumPy's Philox. Its key is the seed and the first 64 bits of the name's SHA-256; its counter starts at 0."""
     digest = hashlib.sha256(name.encode()).digest()
     key = np.array([seed, int.from_bytes(digest[:8], "little")], np.uint64)
     return np.random.Generator(np.random.Philox(key=key))
 
 
 def fingerprint(seed: int) -> str:
-    """Of the numbers that this NumPy draws: it promises the raw bits of Philox, but not the normals made of them."""
+    """A hash of numbers that this NumPy draws. NumPy guarantees Philox's raw bits, but not the normals from them."""
     drawn = generator("fingerprint", seed)
     numbers = drawn.standard_normal(1000, np.float32).tobytes() + drawn.integers(0, 1000, 1000, np.int32).tobytes()
     return hashlib.sha256(numbers).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""The order in which windows are read: shuffled and endless for training, once through and padded for evaluation."""
+"""The windows of a split in order: shuffled and endless for training, once through and padded for evaluation."""
 
 import math
 import threading
@@ -16,22 +16,21 @@ Batch = dict[str, np.ndarray]
 class WindowStream:
     """The training windows of a split; its position is one integer, the number of windows read so far.
 
-    Every epoch visits the shards in an order of its own, and the windows of each shard in an order of their own, all
-    drawn from `seed`: any position can be read at once, and reading on from it is the same as never having stopped.
-    Shards are tokenised by a background thread from the moment the stream is made, in the order of their reading and
-    no further than `limit`, so that reading starts when the first is done.
+    Every epoch shuffles the shards, and the windows within each shard, with numbers drawn from `seed`. So any position
+    can be read at once, and a resumed run reads the same windows as one that never stopped. A background thread
+    tokenises shards in the order of their reading, no further than `limit`. Reading starts when the first is done.
 
     Args:
       cache: The tokenised split.
       sequence_length: n.
       overlap: 1 for next-token prediction, 0 for masked; see `Packing`.
       packing: "concatenate" or "documents"; see `Packing`. A concatenated shard's last, partial window is dropped.
-      align: Where packed documents may start.
-      seed: Of the order; not negative.
-      limit: How many windows the run reads in all, from position 0.
+      align: Packed documents start at multiples of this position.
+      seed: Seed of the order; not negative.
+      limit: Number of windows that the run reads in all, from position 0.
 
     Raises:
-      ValueError: For a limit below 1, and by `Packing`.
+      ValueError: The limit is below 1, or `Packing` refuses an argument.
     """
 
     def __init__(
@@ -62,70 +61,70 @@ class WindowStream:
 
         Returns:
           `tokens` int32 `[count, n + overlap]`; `segment_ids` of the same shape if documents are packed; `window`
-          int32 `[count, 2]`, the epoch and the window's number in it, the same whoever reads it.
+          int32 `[count, 2]`, the epoch and the window's number in it, the same for every reader.
 
         Raises:
-          ValueError: When the whole split has no window.
-          OSError: When a shard cannot be tokenised, here or ahead in the background.
+          ValueError: The whole split has no window.
+          OSError: A shard cannot be tokenised, here or ahead in the background.
         """
         if self.failure is not None:
             raise self.failure
-        parts, window = [], []
+        slices, window = [], []
         while len(window) < count:
             epoch, number, shard, start = self._locate(position + len(window))
             windows, order = self._shuffled(epoch, shard)
             indices = order[start : start + count - len(window)]
-            parts.append((windows, indices))
+            slices.append((windows, indices))
             window += [(epoch, number + i) for i in range(len(indices))]
-        return _read(parts, window, self._packing)
+        return _read(slices, window, self._packing)
 
     def dataset(self, position: int, batch_size: int, pipelines: int = 1, pipeline: int = 0) -> tf.data.Dataset:
-        """The batches from `position` up to the limit, or one input pipeline's rows of each.
+        """The batches from `position` up to the limit, or one input pipeline's share of each.
 
         Args:
           position: Windows read before, by all pipelines together.
           batch_size: Windows in a global batch.
-          pipelines: How many share each batch, row by row: the first takes the first `batch_size / pipelines`.
-          pipeline: Which of them this is.
+          pipelines: Input pipelines that share each batch. The first takes the first `batch_size / pipelines` windows.
+          pipeline: The number of this pipeline.
 
         Returns:
-          A deterministic dataset of what `batch` returns, with static shapes.
+          A deterministic dataset of the results of `batch`, with static shapes.
 
         Raises:
-          ValueError: When the pipelines cannot have equal shares.
+          ValueError: The pipelines cannot have equal shares.
         """
         if batch_size % pipelines or not 0 <= pipeline < pipelines:
             raise ValueError(
                 f"batch_size must divide by the number of input pipelines and pipeline be one of them, got "
                 f"batch_size {batch_size}, pipelines {pipelines}, pipeline {pipeline}"
             )
-        rows = batch_size // pipelines
+        share = batch_size // pipelines
 
         def batches() -> Iterator[Batch]:
             try:
                 for start in range(position, self._limit, batch_size):
-                    yield self.batch(start + pipeline * rows, rows)
-            except Exception as error:  # tf.data turns it into an error of its own, with a trace for a message
+                    yield self.batch(start + pipeline * share, share)
+            except Exception as error:  # tf.data replaces it by its own error, with a trace as message
                 self.failure = error
                 raise
 
         width = self._packing.sequence_length + self._packing.overlap
-        shapes = {"tokens": (rows, width), "window": (rows, 2)}
+        shapes = {"tokens": (share, width), "window": (share, 2)}
         if self._packing.kind == "documents":
-            shapes["segment_ids"] = (rows, width)
+            shapes["segment_ids"] = (share, width)
         signature = {name: tf.TensorSpec(shape, tf.int32) for name, shape in shapes.items()}
         return tf.data.Dataset.from_generator(batches, output_signature=signature).prefetch(tf.data.AUTOTUNE)
 
     def _tokenise_ahead(self) -> None:
         try:
             self._locate(self._limit - 1)
-        except Exception as error:  # whatever it is, the reader raises it
+        except Exception as error:  # `batch` raises it, whatever it is
             self.failure = error
 
     def _locate(self, position: int) -> tuple[int, int, int, int]:
-        """The epoch, the number in it, the shard and the place in that shard's order of a window.
+        """A window's epoch, its number in the epoch, its shard, and its place in the shard's order.
 
-        Tokenises the shards that come before it in the first epoch, and no others.
+        Tokenises the shards up to this window in the first epoch, and no others.
         """
         epoch, number = 0, position
         while True:
@@ -145,7 +144,7 @@ class WindowStream:
         return self._counts[shard]
 
     def _windows(self, shard: int) -> Windows:
-        return self._packing.cut(self._cache.get(shard), self._cache.tokenizer, keep_partial=False)
+        return self._packing.cut(self._cache.get(shard), self._cache.tokenizer, pad_last=False)
 
     def _shuffled(self, epoch: int, shard: int) -> tuple[Windows, np.ndarray]:
         """A shard's windows and their order in this epoch."""
@@ -158,27 +157,27 @@ class WindowStream:
 
 
 class EvaluationBatches:
-    """A split once through, in its own order, in batches of one size; iterate over it as often as wanted.
+    """A split once through, in its own order, in batches of one size. It can be iterated over any number of times.
 
-    Partial windows are padded, so every token is there once (with overlap 1, is a target once), and the last batch
-    is filled up with rows of padding. The shards that are needed are tokenised when this is made.
+    Partial windows are padded, so every token is there once (with overlap 1, every token is a target once). Windows of
+    padding fill the last batch. The constructor tokenises the shards that are needed.
 
     Args:
       cache: The tokenised split.
       sequence_length: n.
       overlap: 1 for next-token prediction, 0 for masked; see `Packing`.
       packing: "concatenate" or "documents"; see `Packing`.
-      align: Where packed documents may start.
-      batch_size: Rows in every batch.
-      windows: Read only this many from the beginning; None for all.
+      align: Packed documents start at multiples of this position.
+      batch_size: Windows in every batch.
+      windows: Number of windows to read, from the beginning; None for all.
 
     Attributes:
-      tokens: How many tokens of text, eos included, the batches hold.
-      words: Whitespace-separated words of the original text; None when `windows` cuts the split short, for then the
-        tokens are not those of the words.
+      tokens: Tokens of text in the batches, eos included.
+      words: Whitespace-separated words of the original text; None if `windows` cuts the split short, because then the
+        tokens do not cover the words.
 
     Raises:
-      ValueError: When there is no window, and by `Packing`.
+      ValueError: There is no window, or `Packing` refuses an argument.
     """
 
     def __init__(
@@ -202,7 +201,7 @@ class EvaluationBatches:
         rest = math.inf if windows is None else windows
         while self._count < rest and len(self._shards) < len(cache.shards):
             shard = cache.get(len(self._shards))
-            cut = self._packing.cut(shard, cache.tokenizer, keep_partial=True)
+            cut = self._packing.cut(shard, cache.tokenizer, pad_last=True)
             taken = min(rest - self._count, len(cut))
             self._shards.append(cut)
             self._count += taken
@@ -217,39 +216,39 @@ class EvaluationBatches:
         return -(-self._count // self._batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yields what `WindowStream.batch` returns; the epoch is 0 and the numbers count through the split."""
+        """Yields batches like `WindowStream.batch`. The epoch is 0, and the numbers count through the split."""
         sizes = np.array([len(windows) for windows in self._shards])
         ends = np.cumsum(sizes)
         for start in range(0, self._count, self._batch_size):
             numbers = np.arange(start, min(start + self._batch_size, self._count))
             shard = np.searchsorted(ends, numbers, side="right")
-            parts = [(self._shards[s], numbers[shard == s] - (ends - sizes)[s]) for s in np.unique(shard)]
-            batch = _read(parts, [(0, number) for number in numbers], self._packing)
+            slices = [(self._shards[s], numbers[shard == s] - (ends - sizes)[s]) for s in np.unique(shard)]
+            batch = _read(slices, [(0, number) for number in numbers], self._packing)
             yield self._filled(batch)
 
     def _filled(self, batch: Batch) -> Batch:
         missing = self._batch_size - len(batch["tokens"])
         return {
-            name: np.pad(rows, ((0, missing), (0, 0)), constant_values=self._pad_id if name == "tokens" else 0)
-            for name, rows in batch.items()
+            name: np.pad(x, ((0, missing), (0, 0)), constant_values=self._pad_id if name == "tokens" else 0)
+            for name, x in batch.items()
         }
 
 
-def _read(parts: Sequence[tuple[Windows, np.ndarray]], window: list[tuple[int, int]], packing: Packing) -> Batch:
-    """The rows of the parts, one after the other."""
+def _read(slices: Sequence[tuple[Windows, np.ndarray]], window: list[tuple[int, int]], packing: Packing) -> Batch:
+    """A batch of windows: from each shard's `Windows` the ones with these indices, shard after shard."""
     batch = {
-        "tokens": np.concatenate([windows.tokens(indices) for windows, indices in parts]),
+        "tokens": np.concatenate([windows.tokens(indices) for windows, indices in slices]),
         "window": np.array(window, np.int32),
     }
     if packing.kind == "documents":
-        batch["segment_ids"] = np.concatenate([windows.segment_ids(indices) for windows, indices in parts])
+        batch["segment_ids"] = np.concatenate([windows.segment_ids(indices) for windows, indices in slices])
     return batch
 
 
 def _shuffle(count: int, seed: int, epoch: int, purpose: int) -> np.ndarray:
-    """The numbers below `count` in an order drawn from the other arguments.
+    """The numbers below `count`, in an order that the other arguments decide.
 
-    NumPy promises to keep a bit generator's raw stream as it is, but not what `Generator.permutation` makes of it.
+    NumPy guarantees the raw stream of a bit generator, but not the result of `Generator.permutation`.
     """
     raw = np.random.PCG64(np.random.SeedSequence([seed, epoch, purpose])).random_raw(count)
     return np.argsort(raw, kind="stable")

@@ -1,4 +1,4 @@
-"""The tokens of a split on disk: each shard is tokenised once, when it is first wanted, and memory-mapped after."""
+"""The tokens of a split on disk. Each shard is tokenised once, at its first use, and memory-mapped after that."""
 
 import fcntl
 import hashlib
@@ -18,9 +18,7 @@ from flash_tf.data.sources import Source
 if TYPE_CHECKING:  # the tokenizer brings TensorFlow Text, which reading tokens does not need
     from flash_tf.data.tokenizer import Tokenizer
 
-Report = Callable[[int, int, str], None]
-
-BATCH_CHARACTERS = 1 << 22  # 4 MB of text and its tokens are in memory at a time, whatever the shard's size
+BATCH_CHARACTERS = 1 << 22  # 4 MB of text and its tokens are in memory at a time, for a shard of any size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +28,7 @@ class TokenizedShard:
     Attributes:
       tokens: uint16 `[t]` (int32 for vocabularies above 65,536), memory-mapped: the documents one after the other,
         each followed by eos. Documents without tokens are left out.
-      offsets: int64 `[documents + 1]`, memory-mapped; document i, its eos included, is
+      offsets: int64 `[documents + 1]`, memory-mapped. Document i with its eos is
         `tokens[offsets[i] : offsets[i + 1]]`.
       words: Whitespace-separated words of the original text.
       bytes: UTF-8 bytes of the original text.
@@ -45,31 +43,37 @@ class TokenizedShard:
 class TokenCache:
     """The tokenised shards of one split of one source.
 
-    A shard is two array files and a marker that gives their sizes. All are written under temporary names and renamed,
-    the marker last, so a process killed at any moment leaves a whole shard or none. A file lock per shard lets
-    threads and processes share a cache: whoever comes second waits and finds the shard done.
+    A shard is two array files and a marker with their sizes. All are written under temporary names and renamed, the
+    marker last. So a process that is killed at any moment leaves a whole shard or none. Threads and processes may share
+    a cache: a file lock for each shard makes the second one wait and find the shard done.
 
     Args:
-      directory: Where caches are kept. This one gets a folder in it named by the split and a hash of the tokenizer,
-        the source and the split; `about.json` there says what they are.
-      source: Gives the documents.
-      tokenizer: Gives their tokens.
+      directory: The folder of all caches. This cache gets a folder in it, named by the split and a hash of the
+        tokenizer, the source and the split. Its `about.json` describes them.
+      source: The source of the documents.
+      tokenizer: Gives the documents' tokens.
       split: "train" or "validation".
-      report: Called as `report(done, total, unit)` after each shard that had to be tokenised, on the thread that did
-        it: `done` of the split's `total` shards are now kept; `unit` is "train shards" or "validation shards".
+      on_progress: Called as `on_progress(done, total, unit)` after each shard that had to be tokenised, on the thread
+        that tokenised it: `done` of the split's `total` shards are now on disk; `unit` is "train shards" or
+        "validation shards".
 
     Raises:
-      ValueError: By the source, when it has no such split.
+      ValueError: The source has no such split.
     """
 
     def __init__(
-        self, directory: str, source: Source, tokenizer: "Tokenizer", split: str, report: Report | None = None
+        self,
+        directory: str,
+        source: Source,
+        tokenizer: "Tokenizer",
+        split: str,
+        on_progress: Callable[[int, int, str], None] | None = None,
     ):
         self.tokenizer = tokenizer
         self.split = split
         self.shards = source.shards(split)
         self._source = source
-        self._report = report
+        self._on_progress = on_progress
         self._about = json.dumps(
             {"split": split, "source": source.identity(), "tokenizer": tokenizer.fingerprint}, indent=2, sort_keys=True
         )
@@ -77,28 +81,28 @@ class TokenCache:
         self._dtype = np.dtype(np.uint16 if tokenizer.vocabulary_size <= 1 << 16 else np.int32)
 
     def get(self, index: int) -> TokenizedShard:
-        """The shard `shards[index]`, tokenised first if it is not kept whole.
+        """The shard `shards[index]`. Tokenises it first if it is not whole on disk.
 
         Raises:
-          OSError: When it cannot be written, as on a full disk; nothing half-written is left behind.
+          OSError: The shard cannot be written, for example on a full disk. Nothing half-written stays.
         """
-        if (shard := self._kept(index)) is not None:
+        if (shard := self._read(index)) is not None:
             return shard
         self.directory.mkdir(parents=True, exist_ok=True)
         with open(self._path(index, "lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if (shard := self._kept(index)) is not None:
+            if (shard := self._read(index)) is not None:
                 return shard
-            self._keep(index)
-        if self._report is not None:
-            self._report(len(list(self.directory.glob("[0-9]*.json"))), len(self.shards), f"{self.split} shards")
-        return self._kept(index)
+            self._tokenise(index)
+        if self._on_progress is not None:
+            self._on_progress(len(list(self.directory.glob("[0-9]*.json"))), len(self.shards), f"{self.split} shards")
+        return self._read(index)
 
     def _path(self, index: int, suffix: str) -> Path:
         return self.directory / f"{index:05d}.{suffix}"
 
-    def _kept(self, index: int) -> TokenizedShard | None:
-        """The shard on disk, or None where it is missing, cut short or damaged."""
+    def _read(self, index: int) -> TokenizedShard | None:
+        """The shard on disk; None if it is missing, cut short or damaged."""
         try:
             marker = json.loads(self._path(index, "json").read_text())
             name, size, documents = marker["shard"], marker["tokens"], marker["documents"]
@@ -110,10 +114,10 @@ class TokenCache:
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
 
-    def _keep(self, index: int) -> None:
+    def _tokenise(self, index: int) -> None:
         """Tokenises the shard and writes its files."""
         (self.directory / "about.json").write_text(self._about + "\n")
-        self._path(index, "json").unlink(missing_ok=True)  # from here on the old files, if any, count for nothing
+        self._path(index, "json").unlink(missing_ok=True)  # from here on the old files do not count
         lengths, words, size = [0], 0, 0
         with (  # renamed in the reverse order: the marker last
             _renamed_when_done(self._path(index, "json")) as marker_file,
@@ -140,7 +144,7 @@ class TokenCache:
 
 
 def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
-    """Runs of documents of about `BATCH_CHARACTERS` together."""
+    """Lists of documents with about `BATCH_CHARACTERS` in each."""
     batch, size = [], 0
     for text in documents:
         batch.append(text)
@@ -160,7 +164,7 @@ def _mapped(path: Path, dtype: np.dtype, size: int) -> np.ndarray:
 
 @contextmanager
 def _renamed_when_done(path: Path) -> Iterator[FileIO]:
-    """A file to write that appears as `path` only when all is written, and not at all after an error."""
+    """A file to write. It appears as `path` only when all is written, and never after an error."""
     partial = path.with_name(f"{path.name}.partial")
     try:
         with open(partial, "wb", buffering=0) as file:
@@ -176,6 +180,6 @@ def _write(file: FileIO, data: bytes) -> None:
     rest = memoryview(data)
     try:
         while rest:
-            rest = rest[file.write(rest) :]  # a disk that fills takes a part first and refuses the next
+            rest = rest[file.write(rest) :]  # a full disk takes some of the data first, and refuses the next write
     except OSError as error:
-        raise OSError(error.errno, f"cannot keep the tokens of a shard: {error.strerror}", file.name) from error
+        raise OSError(error.errno, f"cannot write the tokens of a shard: {error.strerror}", file.name) from error

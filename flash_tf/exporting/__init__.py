@@ -1,1 +1,1 @@
-"""Trained models as files that need none of this package: a SavedModel for servers, a TensorFlow Lite file."""
+"""Trained models as files that work without this package: a SavedModel for servers, a TensorFlow Lite file."""

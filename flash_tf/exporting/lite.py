@@ -1,23 +1,22 @@
-"""A model as a TensorFlow Lite file: ids to logits, and the decoding step."""
+"""Converts a model to a TensorFlow Lite file: ids to logits, and the decoding step."""
 
 import re
 import tempfile
 
 import tensorflow as tf
 
-from flash_tf.exporting.causal import ServedCausalLM
-from flash_tf.exporting.served import Served
+from flash_tf.exporting.signatures import Served, ServedCausalLM
 from kernels_xla.common.accelerator import tracing_for
 
 
 def convert(served: Served) -> bytes:
-    """The file, of one row of any length: `logits`, and `decode_step` where the model decodes. In float32.
+    """The file's bytes. It takes one text of any length: `logits`, and `decode_step` if the model decodes. In float32.
 
-    A device checks nothing: an id outside the vocabulary, or a token more than the state has room for, gives numbers
-    that mean nothing. The first state is zeros.
+    A device checks nothing: an id outside the vocabulary, or more tokens than the state has room for, give meaningless
+    numbers. The first state is zeros.
 
     Raises:
-      ValueError: TensorFlow Lite lacks an operator; it says which.
+      ValueError: TensorFlow Lite lacks an operator. The message says which.
     """
     with tracing_for("lite"), tempfile.TemporaryDirectory() as folder:
         signatures = {
@@ -28,7 +27,7 @@ def convert(served: Served) -> bytes:
         converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=list(signatures))
         try:
             return converter.convert()
-        except Exception as error:  # its own class is not public
+        except Exception as error:  # the class is not public
             lacking = re.findall(r"(?:TF Select|Custom) ops: (.+)", str(error))
             if not lacking:
                 raise
@@ -36,7 +35,7 @@ def convert(served: Served) -> bytes:
 
 
 def _functions(served):
-    """Name, function and what it takes, of each signature."""
+    """Name, function and arguments of each signature."""
 
     def logits(ids):
         return {"logits": served.plain_logits(ids)}

@@ -1,4 +1,4 @@
-"""Writes a trained model as a SavedModel, with what says where it comes from."""
+"""Writes a trained model as a SavedModel, with its config and its origin."""
 
 import dataclasses
 import json
@@ -12,10 +12,8 @@ import tensorflow as tf
 
 from flash_tf import config as configs
 from flash_tf.exporting import lite
-from flash_tf.exporting.causal import ServedCausalLM
-from flash_tf.exporting.masked import ServedMaskedLM
 from flash_tf.exporting.readers import IdReader, TextReader
-from flash_tf.exporting.served import Limits, Served
+from flash_tf.exporting.signatures import Limits, Served, ServedCausalLM, ServedMaskedLM
 from flash_tf.registry import mixer_name
 from flash_tf.training import run_directory
 from flash_tf.training.restore import Trained
@@ -26,17 +24,17 @@ PRECISIONS = ("float32", "mixed_bfloat16", "bfloat16")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """How a model is exported.
+    """Options of an export.
 
     Attributes:
-      ids_only: Whether signatures take ids where they would take text; then no server needs TF-Text.
+      ids_only: Whether all signatures take ids and none takes text; then a server needs no TF-Text.
       precision: float32, mixed_bfloat16 (weights in float32, products in bfloat16) or bfloat16 (weights too, in half
-        the space); None for that of the training.
-      longest: The most tokens of a row; None for the config's sequence length.
-      new_tokens: What `generate` adds at most.
+        the space); None for the precision of the training.
+      longest: The most tokens of a text; None for the config's sequence length.
+      new_tokens: The most tokens that `generate` adds.
       top_k: Candidates of `fill_mask` for each mask.
-      licence: Of the vocabulary; None says where it came from.
-      lite: Whether a TensorFlow Lite file is written too.
+      licence: Licence of the vocabulary; None states its origin instead.
+      lite: Whether to write a TensorFlow Lite file too.
     """
 
     ids_only: bool = False
@@ -64,7 +62,7 @@ def export(run: Trained, out: str, options: Options, report: Callable[[str], Non
       report: Called with a line at each stage.
 
     Returns:
-      What `assets.extra/export.json` says: the signatures, what they take and give, and where the model comes from.
+      The content of `assets.extra/export.json`: the signatures with arguments and results, and the model's origin.
 
     Raises:
       ValueError: The folder holds something else, the options do not fit the model, or TensorFlow Lite lacks an
@@ -84,18 +82,18 @@ def export(run: Trained, out: str, options: Options, report: Callable[[str], Non
 
 
 def check_folder(out: str) -> Path:
-    """The folder `out`; ValueError if it holds anything but an older export."""
+    """The folder `out`; ValueError if it holds anything except an older export."""
     if "://" in out:
-        raise ValueError(f"an export is written to a local folder, from where it can be copied, got {out}")
+        raise ValueError(f"an export needs a local folder, from which you can copy it, got {out}")
     folder = Path(out).expanduser().absolute()
     there = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
     if there and not (folder / EXTRA / ABOUT).is_file():
-        raise ValueError(f"{out} is there and is no export: name a folder that is new or an older export")
+        raise ValueError(f"{out} exists and is no export: give a new folder or an older export")
     return folder
 
 
 def served(run: Trained, options: Options) -> Served:
-    """The model with its signatures, in the precision that the options ask."""
+    """The model with its signatures, in the precision of the options."""
     limits = Limits(_longest(run, options), options.new_tokens, options.top_k)
     if options.top_k > run.tokenizer.vocabulary_size:
         raise ValueError(f"top-k must be at most the vocabulary's {run.tokenizer.vocabulary_size}, got {options.top_k}")
@@ -120,7 +118,7 @@ def _longest(run, options):
 
 
 def in_precision(model: keras.Model, precision: str) -> keras.Model:
-    """A copy of a model under another dtype policy, its weights rounded to what that stores."""
+    """A copy of a model under another dtype policy, with its weights rounded to that precision."""
     if precision not in PRECISIONS:
         raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
     copy = type(model).from_config({**model.get_config(), "dtype": precision})
@@ -157,7 +155,7 @@ def _write(run, folder, options, report):
 def _about(run, made, options, signatures):
     tokenizer, source = run.tokenizer, run.config.data
     if source.tokenizer is None:
-        came_from = f"trained on the training split of {source.source['type']}: the licence is that of its text"
+        came_from = f"trained on the training split of {source.source['type']}: its text decides the licence"
     else:
         came_from = f"not stated; the vocabulary is {source.tokenizer}"
     return {
@@ -185,7 +183,7 @@ def _spelled(spec):
 
 
 def as_text(about: dict, out: str) -> str:
-    """`export`'s result for people."""
+    """The result of `export` for people."""
     width = max(map(len, about["signatures"])) + 2
     lines = [
         f"{name:<{width}}{', '.join(of['takes'])} -> {', '.join(_short(of['gives']))}"
@@ -196,6 +194,6 @@ def as_text(about: dict, out: str) -> str:
 
 
 def _short(names):
-    """Names, those of a state's blocks in one word."""
+    """Names, with "the state" for all entries of a state."""
     found = dict.fromkeys("the state" if name.startswith("block_") or name == "position" else name for name in names)
     return list(found)

@@ -1,4 +1,4 @@
-"""One session of TensorFlow's profiler, with each step marked, and the memory that devices say they took."""
+"""One session of TensorFlow's profiler, with a mark on each step, and the devices' peak memory."""
 
 import contextlib
 import os
@@ -8,16 +8,14 @@ import tensorflow as tf
 
 
 class Capture:
-    """Captures steps; TensorBoard's profile tab opens the folder.
-
-    A process has one session at a time.
+    """Captures steps. TensorBoard's profile tab opens the folder. A process has one session at a time.
 
     Args:
-      folder: Where the trace goes, under `plugins/profile/<time>/`; local or gs://.
-      name: What the steps are marked as.
+      folder: The folder of the trace, which is written to `plugins/profile/<time>/` in it; local or gs://.
+      name: The name of the marks on the steps.
 
     Attributes:
-      peaks: Step -> the most bytes that any accelerator held in it; empty where none says so.
+      peaks: Step -> the most bytes that any accelerator held in it; empty if no accelerator reports its memory.
     """
 
     def __init__(self, folder: str, name: str):
@@ -27,11 +25,11 @@ class Capture:
         try:
             tf.profiler.experimental.start(folder)  # the default levels: operations and devices, but no Python calls
         except tf.errors.AlreadyExistsError as error:
-            raise ValueError("this process is being profiled already, and can be only once at a time") from error
+            raise ValueError("another profile of this process is running: a process can have one at a time") from error
 
     @contextlib.contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Marks a step, from 1: TensorBoard drops step 0. It must wait for its devices before it ends."""
+        """Marks a step, from 1: TensorBoard drops step 0. The body must wait for its devices before it ends."""
         devices = _accelerators()
         for device in devices:
             tf.config.experimental.reset_memory_stats(device)
@@ -41,7 +39,7 @@ class Capture:
             self.peaks[number] = max(tf.config.experimental.get_memory_info(device)["peak"] for device in devices)
 
     def stop(self) -> list[str]:
-        """Ends the session; returns the files that it wrote, one a host."""
+        """Ends the session. Returns its files, one for each host."""
         tf.profiler.experimental.stop()
         return sorted(set(self._files()) - self._before)
 
@@ -54,11 +52,11 @@ class Capture:
 
 
 def _accelerators():
-    """The devices that say how much memory they take, as `GPU:0`."""
+    """The devices that report their memory, for example `GPU:0`."""
     found = []
     for device in (*tf.config.list_logical_devices("GPU"), *tf.config.list_logical_devices("TPU")):
         name = ":".join(device.name.split(":")[-2:])
-        with contextlib.suppress(ValueError, tf.errors.OpError):  # its allocator keeps no count
+        with contextlib.suppress(ValueError, tf.errors.OpError):  # its allocator does not count
             tf.config.experimental.get_memory_info(name)
             found.append(name)
     return found

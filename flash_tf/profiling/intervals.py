@@ -1,4 +1,4 @@
-"""Sets of spans of time, each a pair of int64 arrays: where the spans start and where they end."""
+"""Sets of time spans. A set is a pair of int64 arrays: the starts and the ends of its spans."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ Spans = tuple[np.ndarray, np.ndarray]
 
 
 def merged(starts, ends) -> Spans:
-    """The same times as spans in order that do not touch."""
+    """The same times as ordered spans that do not touch."""
     starts, ends = np.asarray(starts, np.int64), np.asarray(ends, np.int64)
     if not len(starts):
         return starts, ends
@@ -18,17 +18,17 @@ def merged(starts, ends) -> Spans:
 
 
 def union(*several: Spans) -> Spans:
-    """Times that are in any of them."""
+    """The times that are in any of the sets."""
     return merged(*(np.concatenate([np.asarray(one[i], np.int64) for one in several]) for i in range(2)))
 
 
 def length(spans: Spans, start: int, end: int) -> int:
-    """How much of the time from `start` to `end` the merged spans cover."""
+    """The time between `start` and `end` that the merged spans cover."""
     return int(np.clip(np.minimum(spans[1], end) - np.maximum(spans[0], start), 0, None).sum())
 
 
 def own(starts, ends) -> np.ndarray:
-    """Each span's time without that of the spans inside it; of one thread, where spans nest and never cross."""
+    """Each span's time without the spans inside it. The spans of one thread nest and never cross."""
     starts, ends = np.asarray(starts, np.int64), np.asarray(ends, np.int64)
     left, open_spans = ends - starts, []
     for i in np.lexsort((-ends, starts)):
@@ -37,4 +37,4 @@ def own(starts, ends) -> np.ndarray:
         if open_spans:
             left[open_spans[-1]] -= ends[i] - starts[i]
         open_spans.append(i)
-    return np.maximum(left, 0)  # streams of a GPU may let one begin a moment before the last ends
+    return np.maximum(left, 0)  # on a GPU stream a span may begin a moment before the last one ends

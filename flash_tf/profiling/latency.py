@@ -1,4 +1,4 @@
-"""What a capture says: how long a step takes, what it waits for, what costs most."""
+"""The figures of a capture: a step's time, its waits, its costliest operations."""
 
 import dataclasses
 import json
@@ -10,33 +10,33 @@ import tensorflow as tf
 from flash_tf.profiling.trace import Trace
 
 LATENCY = "latency.json"
-PARTS = ("total", "device", "host", "input")
+TIMES = ("total", "device", "host", "input")
 COSTLIEST = 10
-# Input is prepared while a step runs, so a step that waits for it at all is faster than it; less is a hiccup.
+# Input is made while a step runs. A step that waits for a larger share than this is input-bound; less is noise.
 WAITING = 0.1
 
 WORDS = {
-    "device": "as the device reports it",
+    "device": "by the device",
     "XLA": "of the largest program, by XLA's analysis",
-    "XLA, of a program not run": "by XLA's analysis of forward and backward, had it compiled them",
+    "XLA, of a program not run": "by XLA's analysis of forward and backward, if it compiled them",
 }
-UNKNOWN = "not reported by this device, and the step is no program of XLA's"
+UNKNOWN = "unknown: the device does not report it, and XLA did not compile the step"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a step does, and on what.
+    """The work of a step, and its devices.
 
     Attributes:
       mode: "train", "prefill" or "decode".
-      model: What is profiled, to read.
-      tokens: Of a step, over all replicas.
+      model: The model's name for people.
+      tokens: Tokens of a step, over all replicas.
       flops: Model FLOPs of a step, over all replicas.
-      replicas: That share this process's devices.
-      device: Name of one of them.
-      peak: FLOP/s of all replicas together; None where unknown.
-      peak_of: Whose, to read: a datasheet's, or measured.
-      rows: Texts that are decoded together; None in other modes.
+      replicas: Replicas on this process's devices.
+      device: Name of one device.
+      peak: FLOP/s of all replicas together; None if unknown.
+      peak_of: The source of `peak` for people: a datasheet, or a measurement.
+      batch_size: Texts that the model decodes together; None in other modes.
     """
 
     mode: str
@@ -47,25 +47,25 @@ class Work:
     device: str
     peak: float | None
     peak_of: str
-    rows: int | None = None
+    batch_size: int | None = None
 
 
 def summarize(trace: Trace, work: Work, peaks: dict[int, int], program_bytes: int | None = None) -> dict:
     """The figures of a capture, for `latency.json`.
 
     Args:
-      trace: What was captured.
-      work: What a step does.
-      peaks: Step -> most bytes that a device held, where devices say so.
-      program_bytes: Peak of the step as a program, where neither devices nor the trace say; None if unknown.
+      trace: The captured steps.
+      work: The work of a step.
+      peaks: Step -> the most bytes that a device held; empty if no device reports it.
+      program_bytes: Peak memory of the step as a program, if neither devices nor the trace report it; None if unknown.
 
     Returns:
-      Of every step `total_ms`, `device_ms`, `host_ms` and `input_ms`, which add up, and `peak_bytes`; their `median`
-      and 90th percentile; rates by the median; the largest `peak_bytes`, and whose word it is; the costliest
-      operations, of one replica, with their share of all.
+      For every step `total_ms`, the sum of `device_ms`, `host_ms` and `input_ms`, and `peak_bytes`; their `median` and
+      90th percentile; rates by the median; the largest `peak_bytes` and its source; the costliest operations of one
+      replica, with their share of all.
     """
     steps = [_step(step, peaks.get(step.number)) for step in trace.steps]
-    named = [f"{part}_ms" for part in PARTS]
+    named = [f"{time}_ms" for time in TIMES]
     columns = {name: [step[name] for step in steps] for name in named}
     totals = {name: sum(column) for name, column in columns.items()}
     seconds = statistics.median(columns["total_ms"]) / 1e3
@@ -97,18 +97,18 @@ def summarize(trace: Trace, work: Work, peaks: dict[int, int], program_bytes: in
         "operations": _costliest(trace, work),
         "steps": steps,
     }
-    if work.rows is not None:
-        result["ms_per_token"] = 1e3 * seconds * work.rows / work.tokens
+    if work.batch_size is not None:
+        result["ms_per_token"] = 1e3 * seconds * work.batch_size / work.tokens
     return result
 
 
 def _step(step, peak):
-    times = {f"{part}_ms": getattr(step, part) / 1e9 for part in PARTS}
+    times = {f"{time}_ms": getattr(step, time) / 1e9 for time in TIMES}
     return {"step": step.number, **times, "peak_bytes": peak}
 
 
 def _bound(totals):
-    """What a step is bound by, in a word."""
+    """The resource that bounds a step, in a word."""
     if totals["input_ms"] > WAITING * totals["total_ms"]:
         return "input"
     return "compute" if totals["device_ms"] >= totals["host_ms"] else "host"
@@ -131,7 +131,7 @@ def _costliest(trace, work):
 
 
 def write(result: dict, folder: str) -> str:
-    """Writes `latency.json` into the folder; returns its path."""
+    """Writes `latency.json` into the folder. Returns its path."""
     path = f"{folder}/{LATENCY}"
     with tf.io.gfile.GFile(path, "w") as file:
         file.write(json.dumps(result, indent=1) + "\n")
@@ -139,7 +139,7 @@ def write(result: dict, folder: str) -> str:
 
 
 def headline(result: dict) -> str:
-    """The result in a line."""
+    """The result in one line."""
     mfu = "" if result["mfu"] is None else f", MFU {result['mfu']:.1%}"
     waits = f"waiting for input {result['input_share']:.1%}"
     return f"{result['median']['total_ms']:,.2f} ms a step, {result['bound']}-bound, {waits}{mfu}"
@@ -148,10 +148,11 @@ def headline(result: dict) -> str:
 def as_text(result: dict) -> str:
     """The result as tables for people."""
     r = result
-    times = [f"{len(r['steps'])} steps".ljust(20) + "".join(f"{part:>13}" for part in PARTS)]
-    times += [name.ljust(20) + "".join(f"{r[name][f'{p}_ms']:>10,.2f} ms" for p in PARTS) for name in ("median", "p90")]
-    rate = f"{_si(r['flops_per_second'])}FLOP/s of the model's own, {_si(r['model_flops_per_step'])}FLOP a step"
-    mfu = f"{r['mfu']:.1%} of {_si(r['peak_flops_per_second'])}FLOP/s, {r['peak_of']}" if r["mfu"] else "no peak known"
+    times = [f"{len(r['steps'])} steps".ljust(20) + "".join(f"{time:>13}" for time in TIMES)]
+    for name in ("median", "p90"):
+        times.append(name.ljust(20) + "".join(f"{r[name][f'{time}_ms']:>10,.2f} ms" for time in TIMES))
+    rate = f"{_si(r['flops_per_second'])}FLOP/s of the model, {_si(r['model_flops_per_step'])}FLOP a step"
+    mfu = f"{r['mfu']:.1%} of {_si(r['peak_flops_per_second'])}FLOP/s, {r['peak_of']}" if r["mfu"] else "unknown peak"
     waits = f"{r['input_share']:.1%} waits for input"
     memory = f"{r['peak_bytes'] / 2**20:,.1f} MiB, {WORDS[r['peak_bytes_by']]}" if r["peak_bytes"] else UNKNOWN
     rows = [

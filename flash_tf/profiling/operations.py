@@ -1,16 +1,16 @@
-"""Names of operations that people know from the model: layers are counted together, counters of loops left out."""
+"""Names of operations that people know from the model, without the numbers of layers and loops."""
 
 import re
 
 from tensorflow.compiler.xla.service import hlo_pb2
 
-# An operation of TensorFlow in a trace: name:Type. A function's call, `:__inference_…`, is around its operations.
+# An operation of TensorFlow in a trace: name:Type. The call of a function, `:__inference_…`, encloses its operations.
 OP = re.compile(r"[^\s:]+:_?[A-Za-z]\w*")
 LOOPS = re.compile(
     r"(?:while|cond)/(?:body/_\d+/|true/_\d+/|false/_\d+/)?|replica_\d+/|jit\([^)]*\)/|StatefulPartitionedCall/"
 )
 NUMBER = re.compile(r"(?:[._]+\d+)+$")
-LONGEST = 80  # characters of a kernel's name: templates of C++ have hundreds
+LONGEST = 80  # characters of a kernel's name: C++ templates have hundreds
 
 
 def of_tensorflow(name: str) -> tuple[str, str]:
@@ -20,20 +20,20 @@ def of_tensorflow(name: str) -> tuple[str, str]:
 
 
 def without_numbers(scope: str) -> str:
-    """A scope without loops, replicas, numbers of layers and calls, and parts that repeat the last."""
-    parts = [NUMBER.sub("", part) for part in LOOPS.sub("", scope).split("/")]
-    kept = [part for i, part in enumerate(parts) if part and (i == 0 or part != parts[i - 1])]
-    return "/".join(kept)[:LONGEST]
+    """A scope without loops, replicas, numbers of layers and calls, and names that repeat the one before."""
+    names = [NUMBER.sub("", name) for name in LOOPS.sub("", scope).split("/")]
+    different = [name for i, name in enumerate(names) if name and (i == 0 or name != names[i - 1])]
+    return "/".join(different)[:LONGEST]
 
 
 class Programs:
-    """The programs of XLA that a trace brings.
+    """The XLA programs in a trace.
 
     Args:
       protos: `module(id)` -> serialized `HloProto`.
 
     Attributes:
-      few: Whether there is at most one, so that a name is of one instruction.
+      few: Whether there is at most one program, so that a name belongs to one instruction.
     """
 
     def __init__(self, protos: dict[str, bytes]):
@@ -47,10 +47,10 @@ class Programs:
                     self._named.setdefault((program.partition("(")[0], instruction.name), known)
 
     def operation(self, program: str, name: str) -> tuple[str, str]:
-        """What an instruction computes, by its scope in the model if it has one, and its opcode."""
+        """An instruction's scope in the model, or its name if it has no scope, and its opcode."""
         self._ran.add(program)
         known = self._named.get((program, name))
-        if known is None:  # a driver that does not tell which of a module's programs it is
+        if known is None:  # some drivers do not tell the programs of a module apart
             known = self._named.get((program.partition("(")[0], name), ("", ""))
         scope, opcode = known
         plain = NUMBER.sub("", name.removeprefix("%")).removesuffix(".clone")
@@ -58,18 +58,18 @@ class Programs:
         return without_numbers(scope) or plain[:LONGEST], opcode or plain[:LONGEST]
 
     def largest(self) -> int | None:
-        """Bytes that the largest of those asked for holds at its peak, by XLA's own analysis; None without one.
+        """Peak bytes of the largest program that `operation` was asked about, by XLA's analysis; None without one.
 
-        A trace brings every program of the process, also those that did not run in it.
+        A trace has every program of the process, also programs that did not run in it.
         """
         return max((memory(self._parsed[name]) for name in self._ran & self._parsed.keys()), default=None) or None
 
 
 def memory_of(serialized: bytes) -> int:
-    """`memory` of a serialized `HloProto`."""
+    """The `memory` of a serialized `HloProto`."""
     return memory(hlo_pb2.HloProto.FromString(serialized))
 
 
 def memory(proto: hlo_pb2.HloProto) -> int:
-    """Bytes of a program's arguments, results, constants and temporaries, as XLA lays them out."""
+    """Bytes of a program's arguments, results, constants and temporaries in XLA's layout."""
     return sum(a.size for a in proto.buffer_assignment.buffer_allocations if not a.is_thread_local)

@@ -1,4 +1,4 @@
-"""Reads what TensorFlow's profiler wrote, of a CPU, of GPUs or of TPUs, into steps and operations."""
+"""Reads the trace of TensorFlow's profiler, from a CPU, GPUs or TPUs, into steps and operations."""
 
 import collections
 import dataclasses
@@ -13,21 +13,21 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 from flash_tf.profiling import intervals, operations
 
 DEVICE = re.compile(r"/device:(GPU|TPU):\d+")
-WAITS = re.compile(r"IteratorGetNext\w*Op::\w*Compute")  # the step asks for a batch until it gets it
+WAITS = re.compile(r"IteratorGetNext\w*Op::\w*Compute")  # the time from asking for a batch to getting it
 PROGRAMS, HOST = "/host:metadata", "/host:CPU"
-PEAK = "peak_teraflops_per_second"  # of a device, as some drivers say
+PEAK = "peak_teraflops_per_second"  # some drivers state it for their device
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A step's time in picoseconds; its parts add up to the whole.
+    """A step's time in picoseconds: total = device + input + host.
 
     Attributes:
-      number: As it was marked.
-      total: From its start on the host until its results were there.
-      device: While some device worked.
-      input: While none worked and the step waited for its batch.
-      host: The rest.
+      number: The number in the step's mark.
+      total: Time from the start on the host until the results were there.
+      device: Time in which some device worked.
+      input: Time in which no device worked and the step waited for its batch.
+      host: The remaining time.
     """
 
     number: int
@@ -39,14 +39,14 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """What a trace says of its steps.
+    """The steps and operations of a trace.
 
     Attributes:
-      steps: In their order.
-      devices: Accelerators that worked; 0 where the host's CPU did.
-      operations: (what, kind) -> (how often, picoseconds of its own), in all steps, on all devices together.
-      program_bytes: The most memory that a program of XLA holds, by its own analysis; None without such a program.
-      peak: FLOP/s of one accelerator, where its plane says so.
+      steps: The steps in order.
+      devices: Number of accelerators that worked; 0 if the host's CPU did the work.
+      operations: (what, kind) -> (count, picoseconds of its own), in all steps, on all devices together.
+      program_bytes: Peak memory of the largest XLA program, by XLA's analysis; None without a program.
+      peak: FLOP/s of one accelerator, if its plane states it; else None.
     """
 
     steps: tuple[Step, ...]
@@ -57,14 +57,14 @@ class Trace:
 
 
 def load(paths: Iterable[str]) -> xplane_pb2.XSpace:
-    """The trace in some files, one a host.
+    """Reads a trace from its files, one for each host.
 
     Raises:
-      ValueError: When there is no file, or it is no trace.
+      ValueError: There is no file, or a file is no trace.
     """
     space, paths = xplane_pb2.XSpace(), list(paths)
     if not paths:
-        raise ValueError("the profiler wrote no trace: a *.xplane.pb file is needed, there is none")
+        raise ValueError("the profiler wrote no trace: it needs to write a *.xplane.pb file, got none")
     for path in paths:
         with tf.io.gfile.GFile(path, "rb") as file:
             try:
@@ -79,10 +79,10 @@ def read(space: xplane_pb2.XSpace, name: str) -> Trace:
 
     Args:
       space: The trace.
-      name: What its steps are marked as.
+      name: The name of the marks on its steps.
 
     Raises:
-      ValueError: When it has no such step, or nothing ran in them.
+      ValueError: It has no such step, or nothing ran in the steps.
     """
     planes = [_Plane(plane) for plane in space.planes]
     programs = operations.Programs({k: v for plane in planes if plane.name == PROGRAMS for k, v in plane.programs()})
@@ -95,10 +95,10 @@ def read(space: xplane_pb2.XSpace, name: str) -> Trace:
         waits += found.waits
         if DEVICE.fullmatch(plane.name):
             devices[plane.name] += [found] if plane.works(line) else []
-        elif not line.name.startswith("tf_data"):  # which prepare later batches
+        elif not line.name.startswith("tf_data"):  # its threads make later batches
             host.append(found)
     if not marks:
-        raise ValueError(f"the trace has no step: events {name!r} with a step_num are needed, there is none")
+        raise ValueError(f"the trace has no step: it needs events {name!r} with a step_num, got none")
     work = [one for found in devices.values() for one in found if one.what]
     accelerators = sum(any(one.what for one in found) for found in devices.values())
     work = work or [one for one in host if one.what]
@@ -122,14 +122,14 @@ def _step(number, start, end, busy, waiting):
 
 
 def _operations(work, spans):
-    """Sums over the operations that begin in a step."""
+    """Counts and times of the operations that begin in a step."""
     starts, ends = intervals.merged(*zip(*spans, strict=True))
     found = collections.defaultdict(lambda: (0, 0))
     for line in work:
         at = np.searchsorted(starts, line.starts, side="right") - 1
         inside = (at >= 0) & (line.starts < ends[np.maximum(at, 0)])
         for what, own in zip(
-            [w for w, kept in zip(line.what, inside, strict=True) if kept],
+            [what for what, is_inside in zip(line.what, inside, strict=True) if is_inside],
             intervals.own(line.starts, line.ends)[inside].tolist(),
             strict=True,
         ):
@@ -139,7 +139,7 @@ def _operations(work, spans):
 
 
 class _Plane:
-    """A plane, with its statistics by name."""
+    """A plane with its statistics by name."""
 
     def __init__(self, plane):
         self.plane, self.name = plane, plane.name
@@ -163,18 +163,18 @@ class _Plane:
                     yield metadata.name, value
 
     def works(self, line):
-        """Whether a device's line holds what ran: a GPU's streams, a TPU's operations. Others repeat it by module."""
+        """Whether a device's line has operations: a GPU's streams, a TPU's "XLA Ops". Other lines repeat them."""
         streams = any(other.name.startswith("Stream") for other in self.plane.lines)
         return line.name.startswith("Stream") if streams else line.name == "XLA Ops"
 
 
 class _Line:
-    """A thread's or stream's marks of steps, waits for input, and operations.
+    """The marks of steps, waits for input and operations of one thread or stream.
 
     Attributes:
       marks: Step -> its start and end.
-      waits: (start, end) each.
-      starts, ends, what: Of each operation.
+      waits: Pairs (start, end).
+      starts, ends, what: Start, end and (what, kind) of each operation.
     """
 
     def __init__(self, plane, line, origin, programs, mark):
@@ -223,7 +223,7 @@ class _Line:
         return operations.of_tensorflow(name) if operations.OP.fullmatch(name) else None
 
     def _on_device(self, name, stats):
-        """By the model's own name, where the driver tells of it."""
+        """An operation on a device, under the model's name for it if the driver states one."""
         scope = str(stats.get("tf_op") or "")
         if operations.OP.fullmatch(scope):
             return operations.of_tensorflow(scope)
@@ -232,7 +232,7 @@ class _Line:
         return what or plain, str(kind or (plain if what else "kernel"))
 
     def _of_xla(self, event):
-        """Several programs may have an instruction of one name, so each event is asked of which it is."""
+        """Several programs may have an instruction of the same name, so each event's program is looked up."""
         stats = self._plane.values([*self._plane.plane.event_metadata[event.metadata_id].stats, *event.stats])
         module, program = stats.get("hlo_module", ""), stats.get("program_id")
         return self._programs.operation(f"{module}({program})", str(stats["hlo_op"]))

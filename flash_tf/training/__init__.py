@@ -1,1 +1,1 @@
-"""Strategy, optimizer, trainer, evaluator, checkpoints, and `loop.train(config, model_dir)`, which joins them."""
+"""Training: `loop.train(config, model_dir, progress)` joins run, step, evaluator and checkpoints."""

@@ -1,4 +1,4 @@
-"""What happens between two loops of steps: records, the progress line, checkpoints, signals, a profile."""
+"""The actions between two loops of steps: metrics, progress, checkpoints, signals, a profile."""
 
 import contextlib
 import signal
@@ -14,8 +14,7 @@ from flash_tf.profiling.capture import Capture
 from flash_tf.training.checkpoints import Checkpoints
 from flash_tf.training.progress import Clock, Progress, lasting, perplexity, training_parts
 from flash_tf.training.run_directory import Records
-from flash_tf.training.step import COLUMNS
-from flash_tf.training.trainer import Trainer
+from flash_tf.training.trainer import COLUMNS, Trainer
 
 
 class DivergedError(ValueError):
@@ -23,7 +22,7 @@ class DivergedError(ValueError):
 
 
 class Interrupted(Exception):
-    """A signal asked the run to end; its state is saved."""
+    """A signal asked the run to end. Its state is saved."""
 
     def __init__(self, number: int):
         super().__init__(signal.Signals(number).name)
@@ -51,17 +50,17 @@ class CheckFinite:
         )
 
 
-class Report:
-    """Writes each step's record to metrics.jsonl, and shows the last one; every so many steps the line stays.
+class Metrics:
+    """Writes each step's record to metrics.jsonl, and shows the last one. Every so many steps the line stays.
 
     Args:
-      trainer: Whose records.
+      trainer: The trainer of the records.
       step: Steps done.
-      records: metrics.jsonl.
-      progress: Where the line goes.
+      records: The file metrics.jsonl.
+      progress: Shows the line.
       config: The run's train section.
-      flops_per_step: Model FLOPs.
-      peak: FLOP/s of the devices, None where unknown.
+      flops_per_step: Model FLOPs of a step.
+      peak: FLOP/s of the devices; None if unknown.
     """
 
     def __init__(
@@ -81,12 +80,12 @@ class Report:
         self._stays = lasting(config.steps)
 
     def begin(self) -> None:
-        """Says what the wait before the first figures is for."""
+        """Shows that the first step is compiling, before there are figures."""
         if (done := int(self._step.numpy())) < self._steps:
             self._progress.status(f"step {done:,}/{self._steps:,}", "compiling the training step")
 
     def restart_clock(self) -> None:
-        """Leaves the time since the last loop, of an evaluation say, out of the rate."""
+        """Leaves the time since the last loop, for example an evaluation, out of the rate."""
         self._clock.lap()
 
     def __call__(self, output):
@@ -105,7 +104,7 @@ class Report:
 
 
 class Save:
-    """Saves a checkpoint when enough steps have passed since the last."""
+    """Saves a checkpoint when the steps pass a multiple of `every`."""
 
     def __init__(self, save: Callable[[], None], step: tf.Variable, every: int):
         self._save, self._step, self._every = save, step, every
@@ -118,14 +117,14 @@ class Save:
         self._last = step
 
 
-class Profile:
-    """Captures a window of steps with TensorFlow's profiler, and says what they cost; the steps stay as they are.
+class Profiler:
+    """Captures some steps with TensorFlow's profiler. The capture does not change the steps.
 
     Args:
-      config: The window; None for none.
-      trainer: Whose steps.
+      config: The steps to capture; None for no capture.
+      trainer: The trainer of the steps.
       step: Steps done.
-      folder: Where trace and figures go; None in a process that writes nothing.
+      folder: The folder for the trace and its figures; None in a process that writes nothing.
       finish: Called with the capture after its last step.
     """
 
@@ -141,7 +140,7 @@ class Profile:
         self._finish, self._capture = finish, None
 
     def steps_per_loop(self, usual: int) -> int | Callable[[int], int]:
-        """How many steps come before the next return to Python: up to the window, then one at a time within it."""
+        """The number of steps in the next loop: up to the first captured step, then one at a time while capturing."""
         if self._config is None:
             return usual
         start, last = self._config.start, self._config.last
@@ -174,10 +173,10 @@ class Profile:
 
 
 class Signals:
-    """SIGTERM and SIGINT save and end the run after the loop that they come in; a second SIGINT does not wait to save.
+    """SIGTERM and SIGINT save and end the run after the current loop. A second SIGINT ends it without saving.
 
-    Python's handlers run when TensorFlow gives control back, after the loop. What says that a signal has come is a
-    thread that the system's own handler wakes.
+    Python runs its handlers when TensorFlow returns, after the loop. The system's own handler wakes a thread at once,
+    and that thread tells the user that a signal has come.
     """
 
     def __init__(self, save: Callable[[], None], progress: Progress):

@@ -1,4 +1,4 @@
-"""Checkpoints that count only when whole, and load under any strategy."""
+"""Checkpoints that count only when they are whole, and that load under any strategy."""
 
 import json
 import re
@@ -10,14 +10,14 @@ MARKER = "complete.json"  # written last: gs:// has no atomic rename
 
 
 class Checkpoints:
-    """The checkpoints of a run, one folder `step-00001000` each, with TensorFlow's files and a marker.
+    """The checkpoints of a run. Each is a folder `step-00001000` with TensorFlow's files and a marker.
 
-    Variables are stored one by one under their own names, because `tf.train.Checkpoint(model=...)` passes over layers
-    that are held in lists without a word.
+    Variables are stored one by one under their own names, because `tf.train.Checkpoint(model=...)` silently skips
+    layers in lists.
 
     Args:
-      directory: Where the folders are; local or gs://.
-      report: Called with a line when something needs saying.
+      directory: The folder of the checkpoints' folders; local or gs://.
+      report: Called with a line about a damaged checkpoint.
     """
 
     def __init__(self, directory: str, report: Callable[[str], None] = lambda line: None):
@@ -34,32 +34,33 @@ class Checkpoints:
         return sorted(int(match[1]) for match in names if match)
 
     def notes(self, step: int) -> dict:
-        """What was noted with a checkpoint: `step`, `position`, and `loss` where it was evaluated."""
+        """The notes of a checkpoint: `step`, `position`, and `loss` if it was evaluated."""
         where = self._folder(step)
         try:
             with tf.io.gfile.GFile(f"{where}/{MARKER}") as file:
                 notes = json.load(file)
-        except ValueError as error:  # no JSON, or no text
+        except ValueError as error:  # it is no JSON, or no text
             raise DamagedCheckpoint(f"{where} is damaged: its {MARKER} is not JSON") from error
         if not isinstance(notes, dict) or notes.get("step") != step:
-            raise DamagedCheckpoint(f"{where} is damaged: its {MARKER} is not of step {step}")
+            raise DamagedCheckpoint(f"{where} is damaged: its {MARKER} does not name step {step}")
         return notes
 
     def save(self, variables: dict[str, tf.Variable], notes: dict) -> None:
-        """Writes a checkpoint of `notes["step"]`; it counts once the marker is there."""
+        """Writes a checkpoint of `notes["step"]`. It counts once the marker is there."""
         folder = self._folder(notes["step"])
         if tf.io.gfile.exists(folder):
-            tf.io.gfile.rmtree(folder)  # without a marker: a process died while it wrote
+            tf.io.gfile.rmtree(folder)  # it has no marker: a process died while it wrote
         tf.io.gfile.makedirs(folder)
         try:
             tf.train.Checkpoint(**{_key(name): v for name, v in variables.items()}).write(f"{folder}/variables")
         except tf.errors.OpError as error:
-            reason = re.sub(r"{{.*}}|\[Op:.*", "", error.message).split("; ")[-1].strip()  # less TensorFlow's nodes
+            # The names of TensorFlow's nodes mean nothing to a user.
+            reason = re.sub(r"{{.*}}|\[Op:.*", "", error.message).split("; ")[-1].strip()
             raise OSError(f"the checkpoint {folder} cannot be written: {reason}") from error
         self._mark(notes["step"], {**notes, "variables": len(variables)})
 
     def note(self, step: int, notes: dict) -> None:
-        """Adds to the notes of a whole checkpoint."""
+        """Adds notes to a whole checkpoint."""
         self._mark(step, {**self.notes(step), **notes})
 
     def _mark(self, step, notes):
@@ -69,10 +70,10 @@ class Checkpoints:
         tf.io.gfile.rename(f"{path}.partial", path, overwrite=True)
 
     def restore(self, variables: dict[str, tf.Variable], step: int) -> dict:
-        """Assigns every variable from the checkpoint of `step`; returns its notes.
+        """Assigns every variable from the checkpoint of `step`. Returns the checkpoint's notes.
 
         Raises:
-          ValueError: When names or shapes are not those of the checkpoint, or its files cannot be read.
+          ValueError: Names or shapes differ from the checkpoint, or its files cannot be read.
         """
         where = self._folder(step)
         try:
@@ -91,16 +92,18 @@ class Checkpoints:
     def _compare(self, where, needed, stored):
         missing = sorted(name for name in needed if name not in stored)
         if missing:
-            raise ValueError(f"{where} has no {missing[0]} ({len(missing)} variables are missing): of another model")
+            raise ValueError(
+                f"{where} is of another model: it has no {missing[0]} ({len(missing)} variables are missing)"
+            )
         wrong = next((name for name in needed if list(stored[name]) != needed[name]), None)
         if wrong is not None:
             raise ValueError(f"{where}: {wrong} needs shape {needed[wrong]}, got {list(stored[wrong])}")
 
     def restore_newest(self, variables: dict[str, tf.Variable]) -> dict | None:
-        """Restores the newest checkpoint that can be read, and says which could not; None if there is none at all.
+        """Restores the newest checkpoint that can be read, and reports the others. None if there is no checkpoint.
 
         Raises:
-          ValueError: When there are checkpoints, and none can be read.
+          ValueError: There are checkpoints, and none can be read.
         """
         steps = self.steps()
         for step in reversed(steps):
@@ -124,11 +127,11 @@ class Checkpoints:
         except DamagedCheckpoint:
             return None
 
-    def prune(self, keep: int) -> None:
-        """Deletes all but the newest `keep` whole checkpoints and the best one."""
+    def prune(self, newest: int) -> None:
+        """Deletes all checkpoints except the newest `newest` whole ones and the best one."""
         whole = self.steps()
         old = [step for step in self._folders() if step < whole[-1]]
-        for step in set(old) - set(whole[-keep:]) - {self.best()}:
+        for step in set(old) - set(whole[-newest:]) - {self.best()}:
             if step in whole:
                 tf.io.gfile.remove(f"{self._folder(step)}/{MARKER}")
             tf.io.gfile.rmtree(self._folder(step))

@@ -1,4 +1,4 @@
-"""Validation: the whole split once, and what it says."""
+"""Evaluates a model on a whole validation split."""
 
 import functools
 import math
@@ -17,10 +17,10 @@ class Evaluator(orbit.AbstractEvaluator):
     Args:
       model: A built language model.
       objective: Gives the negative log-likelihoods.
-      strategy: Under whose scope the model was made.
-      batches: Makes the windows, each once; called at the first evaluation.
-      counts_words: Whether to report perplexity per word of the original text.
-      report: Called as `report(done, total)` after each batch.
+      strategy: The strategy of the model's variables.
+      batches: Makes the batches of the split; called at the first evaluation.
+      counts_words: Whether to compute the perplexity per word of the original text.
+      on_progress: Called as `on_progress(done, total)` after each batch.
     """
 
     def __init__(
@@ -31,44 +31,44 @@ class Evaluator(orbit.AbstractEvaluator):
         strategy,
         batches: Callable[[], EvaluationBatches],
         counts_words: bool,
-        report: Callable[[int, int], None] = lambda done, total: None,
+        on_progress: Callable[[int, int], None] = lambda done, total: None,
     ):
         self.strategy, self._make_batches = strategy, batches
-        self._model, self._objective, self._report = model, objective, report
+        self._model, self._objective, self._on_progress = model, objective, on_progress
         self._counts_words = counts_words and objective.overlap == 1
         self._step = tf.function(self._all_replicas, autograph=False)
 
     @functools.cached_property
     def batches(self) -> EvaluationBatches:
-        """The windows of the validation split, tokenised when first wanted."""
+        """The windows of the validation split. Their first use tokenises it."""
         return self._make_batches()
 
     def evaluate(self, num_steps: tf.Tensor) -> dict[str, float]:
-        """Runs over all batches, whatever `num_steps` says; see `summarize`."""
+        """Evaluates all batches, and ignores `num_steps`; see `summarize`."""
         del num_steps
         dataset = self.strategy.distribute_datasets_from_function(self._dataset)
         iterator, total = iter(dataset), 0.0
         for done in range(len(self.batches)):
             total = total + self._step(next(iterator)).numpy().astype(np.float64)
-            self._report(done + 1, len(self.batches))
+            self._on_progress(done + 1, len(self.batches))
         return summarize(total[0], total[1:], self.batches.words if self._counts_words else None)
 
     def _dataset(self, context):
         batches, pipelines = self.batches, context.num_input_pipelines
         first = next(iter(batches))
         signature = {name: tf.TensorSpec(x.shape, tf.int32) for name, x in first.items()}
-        rows = len(first["tokens"]) // pipelines
-        begin = context.input_pipeline_id * rows
+        share = len(first["tokens"]) // pipelines
+        begin = context.input_pipeline_id * share
         dataset = tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=signature)
-        dataset = dataset.map(lambda batch: {name: x[begin : begin + rows] for name, x in batch.items()})
-        return per_replica(dataset, rows, context)
+        dataset = dataset.map(lambda batch: {name: x[begin : begin + share] for name, x in batch.items()})
+        return per_replica(dataset, share, context)
 
     def _all_replicas(self, batch):
         sums = self.strategy.run(self.sums, args=(batch,))
         return self.strategy.reduce(tf.distribute.ReduceOp.SUM, sums, axis=None)
 
     def sums(self, batch):
-        """The summed loss, then how often each token of the vocabulary was to be predicted: float32 `[1 + V]`."""
+        """The summed loss, then the number of times each token is a label: float32 `[1 + V]`."""
         prediction = self._objective(self._model, batch, training=False)
         counts = tf.math.unsorted_segment_sum(
             tf.reshape(prediction.weights, [-1]), tf.reshape(prediction.labels, [-1]), self._model.vocabulary_size
@@ -77,24 +77,24 @@ class Evaluator(orbit.AbstractEvaluator):
         return tf.concat([loss[None], counts], axis=0)
 
 
-def per_replica(dataset: tf.data.Dataset, rows: int, context: tf.distribute.InputContext) -> tf.data.Dataset:
-    """Cuts a pipeline's batches of `rows` into one element for each of its replicas."""
+def per_replica(dataset: tf.data.Dataset, batch_size: int, context: tf.distribute.InputContext) -> tf.data.Dataset:
+    """Cuts a pipeline's batches of `batch_size` windows into one element for each of its replicas."""
     replicas = context.num_replicas_in_sync // context.num_input_pipelines
-    return dataset if replicas == 1 else dataset.rebatch(rows // replicas)
+    return dataset if replicas == 1 else dataset.rebatch(batch_size // replicas)
 
 
 def summarize(nll: float, label_counts: np.ndarray, words: int | None) -> dict[str, float]:
-    """What an evaluation reports.
+    """The figures of an evaluation.
 
     Args:
       nll: Total negative log-likelihood, in nats.
-      label_counts: How often each token was to be predicted, `[V]`.
-      words: Words of the original text, where perplexity per word is wanted.
+      label_counts: The number of times each token is a label, `[V]`.
+      words: Words of the original text; None to leave out the perplexity per word.
 
     Returns:
-      `loss` in nats a token; `perplexity`, its exponential; `unigram_perplexity`, the best that any model blind to
-      context can do on these very tokens: the exponential of their entropy; `tokens`, how many were predicted; and
-      `word_perplexity`, exp(nll / words), with `words`.
+      `loss`, in nats a token; `perplexity`, its exponential; `unigram_perplexity`, the exponential of the tokens'
+      entropy, which no model without context can beat on these tokens; `tokens`, the number of predicted tokens; with
+      `words` also `word_perplexity`, exp(nll / words), and `words`.
     """
     tokens = label_counts.sum()
     shares = label_counts[label_counts > 0] / tokens

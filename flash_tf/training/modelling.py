@@ -1,4 +1,4 @@
-"""From a config to its model, and what follows for a step. Needs no TensorFlow, where Keras runs on JAX."""
+"""Makes a config's model, and derives the figures of a step. Needs no TensorFlow if Keras runs on JAX."""
 
 import dataclasses
 import inspect
@@ -12,10 +12,10 @@ from flash_tf.registry import listed
 
 
 def with_masking(config: Config) -> Config:
-    """The config with the default masking written out, where its model is masked.
+    """The config with its masking written out if the model is masked.
 
     Raises:
-      ValueError: When masking is given for a model that is not.
+      ValueError: The options of model, data and masking do not fit together.
     """
     MODELS.check({**config.model, **model_extras(config)})
     n, length = config.data.sequence_length, config.model.get("max_length")
@@ -33,7 +33,7 @@ def with_masking(config: Config) -> Config:
 
 
 def _check_mixers(config):
-    """Raises a ValueError where a mixer cannot read the rows of the data."""
+    """Raises a ValueError if a mixer cannot read the windows of the data."""
     n = config.data.sequence_length
     for mixer in listed(config.model["mixer"]):
         cls = MIXERS.get(mixer["type"])
@@ -44,12 +44,12 @@ def _check_mixers(config):
         packs = getattr(cls, "packs", True) or MODELS.get(config.model["type"]).causal
         if config.data.packing == "documents" and not packs:
             raise ValueError(
-                f"mixer {mixer['type']!r} reads a row as one text: it needs data.packing concatenate, got documents"
+                f"mixer {mixer['type']!r} reads a window as one text: it needs data.packing concatenate, got documents"
             )
 
 
 def model_extras(config: Config) -> dict:
-    """Options of the model that follow from other parts of the config."""
+    """Options of the model that follow from other sections of the config."""
     learned = config.model.get("position_embedding") == "learned" and "max_length" not in config.model
     return {"max_length": config.data.sequence_length} if learned else {}
 
@@ -69,5 +69,5 @@ def predicted(config: Config) -> int:
 
 
 def training_flops_per_step(config: Config, model: keras.Model) -> int:
-    """Model FLOPs of a step: three times the forward pass, recomputation left out."""
+    """Model FLOPs of a step: three times the forward pass. Recomputation does not count."""
     return 3 * config.batch_size * model.flops(config.data.sequence_length, predicted(config))

@@ -1,4 +1,4 @@
-"""What a model is asked: token windows in, negative log-likelihoods of the right tokens out."""
+"""Training objectives: from token windows to the negative log-likelihoods of their labels."""
 
 from typing import NamedTuple
 
@@ -12,12 +12,12 @@ from kernels_xla.common.cross_entropy import cross_entropy
 
 
 class Prediction(NamedTuple):
-    """Likelihoods at the positions that are asked.
+    """Likelihoods at the predicted positions.
 
     Attributes:
-      nll: float32 `[b, k]`, negative natural logarithm of the label's probability.
-      labels: int32 `[b, k]`.
-      weights: float32 `[b, k]`, 1 where a position counts, else 0.
+      nll: float32 `[b, k]`, the negative natural logarithm of the label's probability.
+      labels: int32 `[b, k]`, the right tokens.
+      weights: float32 `[b, k]`, 1 if a position counts, else 0.
     """
 
     nll: tf.Tensor
@@ -26,13 +26,13 @@ class Prediction(NamedTuple):
 
 
 class Question(NamedTuple):
-    """What a batch asks of a model.
+    """The inputs and labels of a batch.
 
     Attributes:
       tokens: int32 `[b, n]`.
       options: The model's other call arguments.
       labels: int32 `[b, k]`, the right tokens.
-      weights: float32 `[b, k]`, 1 where a position counts, else 0.
+      weights: float32 `[b, k]`, 1 if a position counts, else 0.
     """
 
     tokens: tf.Tensor
@@ -42,7 +42,7 @@ class Question(NamedTuple):
 
 
 class Objective:
-    """Turns windows into questions, and a model's answers into likelihoods. A subclass has `ask` and `overlap`.
+    """Turns windows into questions, and a model's answers into likelihoods. A subclass defines `ask` and `overlap`.
 
     Attributes:
       overlap: Tokens of a window beyond the sequence length.
@@ -55,15 +55,16 @@ class Objective:
         raise NotImplementedError
 
     def __call__(self, model: keras.Model, batch: dict[str, tf.Tensor], training: bool = False) -> Prediction:
-        """Each position's likelihood."""
+        """The likelihood at each predicted position."""
         tokens, options, labels, weights = self.ask(batch, training)
         logits = tf.cast(model(tokens, **options, training=training), tf.float32)
         return Prediction(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits), labels, weights)
 
     def loss(self, model: keras.Model, batch: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
-        """The summed negative log-likelihood, to train on, and the number of predicted tokens; float32.
+        """The summed negative log-likelihood and the number of predicted tokens, float32, for training.
 
-        The same numbers as of the call, in blocks of tokens: all logits at once would not fit beside the activations.
+        The numbers are the same as in `__call__`, but computed in blocks of tokens: all logits at once would not fit
+        beside the activations.
         """
         tokens, options, labels, weights = self.ask(batch, training=True)
         x = model.encode(tokens, **options, training=True)
@@ -73,7 +74,7 @@ class Objective:
 
 
 class CausalObjective(Objective):
-    """Predict each token from those before it: windows of n + 1 tokens, n predictions."""
+    """Predicts each token from the tokens before it: windows of n + 1 tokens, n predictions."""
 
     overlap = 1
 
@@ -90,7 +91,7 @@ class CausalObjective(Objective):
 
 
 class MaskedObjective(Objective):
-    """Predict masked tokens from all others. Masks follow from the seed, the epoch and the window alone."""
+    """Predicts masked tokens from the others. The masks depend on the seed, the epoch and the window alone."""
 
     overlap = 0
 
@@ -112,7 +113,7 @@ class MaskedObjective(Objective):
         masked = mask_tokens(
             batch["tokens"], batch["window"], segment_ids=segments, starts_word=starts, **self._options
         )
-        # Concatenated training windows are full; only the last one of an evaluation has padding.
+        # Concatenated training windows are full. Only the last window of an evaluation has padding.
         padding = None if training or segments is not None else batch["tokens"] != self._pad
         options = {"masked_positions": masked.positions, "padding_mask": padding, "segment_ids": segments}
         return Question(masked.inputs, options, masked.labels, masked.weights)

@@ -1,4 +1,4 @@
-"""AdamW and its learning rate, as plain functions of tensors, and the slots that they update."""
+"""AdamW and its learning rate as plain functions of tensors, and the slots that they update."""
 
 import tensorflow as tf
 
@@ -15,15 +15,15 @@ def adamw(weight, gradient, m, v, *, step, rate, betas, epsilon, decay):
     """One update of AdamW (Loshchilov and Hutter, arXiv:1711.05101).
 
     Args:
-      weight: Any shape, float32; `gradient`, `m` and `v` alike.
-      gradient: Its gradient.
+      weight: The weight, float32 of any shape; so are `gradient`, `m` and `v`.
+      gradient: The weight's gradient.
       m: Running mean of the gradient.
-      v: Running mean of its square.
+      v: Running mean of the gradient's square.
       step: Steps done before this one.
       rate: Learning rate.
       betas: Decay rates of the two means.
       epsilon: Added to the root.
-      decay: Weight decay, times the rate.
+      decay: Weight decay, which the rate multiplies.
 
     Returns:
       The new weight, m and v.
@@ -36,11 +36,11 @@ def adamw(weight, gradient, m, v, *, step, rate, betas, epsilon, decay):
 
 
 class AdamW:
-    """The slots of AdamW for some variables. Make it under the strategy's scope.
+    """AdamW for some variables, with its slots. Make it under the strategy's scope.
 
     Args:
-      config: The optimizer's.
-      steps: Steps of the whole run, which the schedule needs.
+      config: The config's optimizer section.
+      steps: Steps of the whole run, for the schedule.
       variables: Name -> `tf.Variable`.
     """
 
@@ -51,20 +51,20 @@ class AdamW:
         self.v = {name: zeros(v) for name, v in variables.items()}
 
     def state(self) -> dict[str, tf.Variable]:
-        """What a checkpoint keeps."""
+        """The slots by name, for a checkpoint."""
         return {f"{slot}/{name}": v for slot in ("m", "v") for name, v in getattr(self, slot).items()}
 
     def rate(self, step: tf.Tensor) -> tf.Tensor:
-        """Learning rate of a step."""
+        """The learning rate of a step."""
         return learning_rate(self.config, self.steps, step)
 
     def apply(self, gradients: list[tf.Tensor], step: tf.Tensor, rate: tf.Tensor | None = None) -> None:
-        """Updates every variable. Call it in replica context, with gradients that are the same on every replica.
+        """Updates every variable. Call it in replica context, with the same gradients on every replica.
 
         Args:
           gradients: One for each variable.
           step: Steps done before this one.
-          rate: Learning rate; the schedule's where it is not given.
+          rate: Learning rate; None for the schedule's.
         """
         context = tf.distribute.get_replica_context()
         context.merge_call(self._apply, args=(gradients, step, self.rate(step) if rate is None else rate))

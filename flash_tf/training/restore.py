@@ -1,4 +1,4 @@
-"""The model that a run left, ready for use: without data, optimizer or strategy."""
+"""The trained model of a run, without its data, optimizer or strategy."""
 
 import dataclasses
 from collections.abc import Callable
@@ -31,7 +31,7 @@ class Trained:
 def restore(model_dir: str, report: Callable[[str], None] = lambda line: None, checkpoint: str = "best") -> Trained:
     """Reads the model of a run.
 
-    A directory without checkpoints may hold the weights of a run of the exported step instead.
+    A directory without checkpoints may hold weights that an exported step trained.
 
     Args:
       model_dir: The model directory, local or gs://.
@@ -39,30 +39,30 @@ def restore(model_dir: str, report: Callable[[str], None] = lambda line: None, c
       checkpoint: "best", by validation loss, or "newest".
 
     Raises:
-      ValueError: It is no model directory, has no weights, or is damaged.
+      ValueError: The folder is no model directory, has no weights, or is damaged.
     """
     config = run_directory.load_config(model_dir)
     checkpoints = Checkpoints(f"{model_dir}/checkpoints", report)
     steps, exported = checkpoints.steps(), weights.step(model_dir)
     if not steps and exported is None:
         raise ValueError(f"{model_dir} has no checkpoint yet: `flash-tf train` saves one")
-    tokenizer = kept_tokenizer(config, model_dir)
+    tokenizer = load_tokenizer(config, model_dir)
     model = modelling.make_model(config)
     model.tokenizer = tokenizer
-    held = {v.path: v for v in model.weights}
+    variables = {v.path: v for v in model.weights}
     if steps:
         best = checkpoints.best() if checkpoint == "best" else None
         step = steps[-1] if best is None else best
-        checkpoints.restore(held, step)
+        checkpoints.restore(variables, step)
     else:
         step = exported
-        for name, value in weights.read(model_dir, {name: tuple(v.shape) for name, v in held.items()}):
-            held[name].assign(value)
+        for name, value in weights.read(model_dir, {name: tuple(v.shape) for name, v in variables.items()}):
+            variables[name].assign(value)
     return Trained(config=config, model=model, tokenizer=tokenizer, step=step)
 
 
-def kept_tokenizer(config: Config, model_dir: str) -> Tokenizer:
-    """The tokenizer beside the model."""
+def load_tokenizer(config: Config, model_dir: str) -> Tokenizer:
+    """The tokenizer in a model directory."""
     path = f"{model_dir}/{run_directory.TOKENIZER}"
     tokenizer = Tokenizer.load(path)
     check_vocabulary(tokenizer, config.model["vocabulary_size"], path)

@@ -1,4 +1,4 @@
-"""What a run leaves in its model directory, beside tokens, tokenizer and checkpoints."""
+"""The files of a model directory, except tokens, tokenizer and checkpoints."""
 
 import importlib.metadata
 import json
@@ -13,7 +13,7 @@ from flash_tf import config_merge
 CONFIG, METRICS, EVALUATIONS, VERSIONS = "config.yaml", "metrics.jsonl", "evaluations.jsonl", "versions.json"
 TOKENIZER = "tokenizer.model"
 PACKAGES = ("flash-tf", "tensorflow", "keras", "tensorflow-text", "tensorflow-datasets", "tf-models-official", "numpy")
-MAY_CHANGE = (  # between two starts of one run, without making it another
+MAY_CHANGE = (  # options that may differ between two starts of one run
     "train.steps_per_loop",
     "train.checkpoint_every",
     "train.keep",
@@ -43,7 +43,7 @@ def claim(model_dir: str, config: configs.Config) -> None:
     """Writes the resolved config and the packages' versions, unless the directory holds checkpoints of another run.
 
     Raises:
-      ValueError: Names the option in which the directory's run differs.
+      ValueError: The directory holds another run. The message names an option that differs.
     """
     trained = tf.io.gfile.isdir(model_dir) and bool(tf.io.gfile.glob(f"{model_dir}/checkpoints/*"))
     if trained and tf.io.gfile.exists(f"{model_dir}/{CONFIG}"):
@@ -60,14 +60,14 @@ def claim(model_dir: str, config: configs.Config) -> None:
     elif trained:
         raise ValueError(f"{model_dir} has checkpoints but no {CONFIG}: use another --model-dir")
     elif tf.io.gfile.exists(f"{model_dir}/{TOKENIZER}"):
-        tf.io.gfile.remove(f"{model_dir}/{TOKENIZER}")  # of a first try, perhaps on other text
+        tf.io.gfile.remove(f"{model_dir}/{TOKENIZER}")  # a first try left it, perhaps from other text
     tf.io.gfile.makedirs(model_dir)
     _write(f"{model_dir}/{CONFIG}", configs.dump(config))
     _write(f"{model_dir}/{VERSIONS}", json.dumps(versions(), indent=2) + "\n")
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that decide a result."""
+    """Versions of Python and of the packages that affect a result."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -78,18 +78,18 @@ def versions() -> dict[str, str]:
 
 
 class Records:
-    """A file of JSON lines, one a step, that a resumed run continues without gap or repetition.
+    """A file of JSON lines, one for each step. A resumed run continues it without gaps or repeated steps.
 
     Args:
-      path: Local or gs://; None writes nothing.
-      step: Lines of later steps are dropped: a run that died after writing them will write them again.
+      path: The file, local or gs://; None to write nothing.
+      step: Drops lines of later steps. A run that died after writing them writes them again.
     """
 
     def __init__(self, path: str | None, step: int):
         self._path = path
         if path is not None:
-            kept = [line for line in self._lines() if line["step"] <= step]
-            _write(path, "".join(json.dumps(line) + "\n" for line in kept))
+            lines = [line for line in self._lines() if line["step"] <= step]
+            _write(path, "".join(json.dumps(line) + "\n" for line in lines))
 
     def _lines(self):
         if not tf.io.gfile.exists(self._path):
@@ -99,10 +99,10 @@ class Records:
                 try:
                     yield json.loads(line)
                 except json.JSONDecodeError:
-                    return  # cut off when the process died; what follows is not there
+                    return  # the process died while it wrote this last line
 
     def append(self, lines: list[dict]) -> None:
-        """Adds records and sees that they are on disk."""
+        """Adds records. They are on disk when it returns."""
         if self._path is not None:
             with tf.io.gfile.GFile(self._path, "a") as file:
                 file.write("".join(json.dumps(line) + "\n" for line in lines))

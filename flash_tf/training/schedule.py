@@ -1,20 +1,20 @@
-"""The learning rate of a step, written once for NumPy and for TensorFlow. Imports neither."""
+"""The learning rate schedule, for both NumPy and TensorFlow. Imports neither."""
 
 import math
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # it brings YAML, which a machine that only runs exported steps may lack
+if TYPE_CHECKING:  # it imports YAML, which a machine that only runs exported steps may lack
     from flash_tf.config import OptimizerConfig
 
 
 def learning_rate(config: "OptimizerConfig", steps: int, done: Any, xp: Any) -> Any:
     """The learning rate of a step, float32.
 
-    Rises linearly over `warmup_steps` updates; then falls linearly or by a cosine to the final rate at `steps`, or by
-    the inverse square root. A run shorter than its warm-up ends while it rises.
+    It rises linearly over `warmup_steps` steps. Then it falls to the final rate at `steps`, linearly or by a cosine, or
+    it falls by the inverse square root. A run shorter than its warm-up ends while the rate rises.
 
     Args:
-      config: The optimizer's, or anything with its schedule's attributes.
+      config: The config's optimizer section, or any object with the same schedule attributes.
       steps: Steps of the whole run.
       done: Steps done before this one, a float32 scalar of `xp`.
       xp: `numpy` or `tensorflow`: the functions used here have the same names in both.

@@ -1,4 +1,4 @@
-"""Which devices share the work. All else is the same for every strategy."""
+"""The devices that share the work. Everything else is the same for every strategy."""
 
 import platform
 
@@ -11,7 +11,7 @@ def make_strategy(config: StrategyConfig) -> tf.distribute.Strategy:
     """The `tf.distribute` strategy of a config.
 
     Raises:
-      ValueError: When the devices are not there.
+      ValueError: The devices are not there.
     """
     return {"one_device": _one_device, "mirrored": _mirrored, "multi_worker": _multi_worker, "tpu": _tpu}[config.type](
         config
@@ -30,7 +30,7 @@ def _mirrored(config):
         return tf.distribute.MirroredStrategy(devices)
     except (ValueError, RuntimeError) as error:
         there = ", ".join(device.name for device in tf.config.list_logical_devices())
-        raise ValueError(f"strategy.devices {devices} cannot be mirrored; there are: {there}") from error
+        raise ValueError(f"strategy.devices {devices} cannot be mirrored; the devices here are: {there}") from error
 
 
 def _multi_worker(config):
@@ -39,7 +39,7 @@ def _multi_worker(config):
             raise ValueError("strategy.type multi_worker needs strategy.workers or the variable TF_CONFIG, got neither")
         return tf.distribute.MultiWorkerMirroredStrategy()
     if not 0 <= config.index < len(config.workers):
-        raise ValueError(f"strategy.index must be below the number of workers, {len(config.workers)}: {config.index}")
+        raise ValueError(f"strategy.index must be from 0 to {len(config.workers) - 1}, got {config.index}")
     cluster = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec({"worker": config.workers}), task_type="worker", task_id=config.index, rpc_layer="grpc"
     )
@@ -56,18 +56,18 @@ def _tpu(config):
         reason = str(error).strip().splitlines()[0][:200]
         raise ValueError(f"strategy.tpu {config.tpu!r}: no TPU answers here ({reason})") from error
     strategy = tf.distribute.TPUStrategy(resolver)
-    if strategy.extended.num_hosts > 1:  # windows are made in this process, which other hosts cannot call
-        raise ValueError(f"strategy.tpu {config.tpu!r} has {strategy.extended.num_hosts} hosts, one is supported")
+    if strategy.extended.num_hosts > 1:  # this process makes the windows, and other hosts cannot call it
+        raise ValueError(f"strategy.tpu needs a TPU with one host, {config.tpu!r} has {strategy.extended.num_hosts}")
     return strategy
 
 
 def is_chief(strategy: tf.distribute.Strategy) -> bool:
-    """Whether this process is the one that writes checkpoints and metrics."""
-    return getattr(strategy.extended, "_is_chief", True)  # only multi-worker strategies tell, and in no public way
+    """Whether this process writes the checkpoints and metrics."""
+    return getattr(strategy.extended, "_is_chief", True)  # only multi-worker strategies have it, and it is private
 
 
 def device_name() -> str:
-    """The kind of device that does the work, as its driver calls it."""
+    """The driver's name for the devices that do the work."""
     gpus = tf.config.list_physical_devices("GPU")
     if gpus:
         return tf.config.experimental.get_device_details(gpus[0]).get("device_name", "GPU")

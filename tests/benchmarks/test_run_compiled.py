@@ -20,7 +20,7 @@ SIZES = [
 
 def timed(folder, model, mixer):
     """What the runner prints of a tiny model's artifact, by name, and its rows."""
-    experiment = Experiment(*artifact.prepare(config.load(f"lm_wiki40b/{model}", [*SIZES, f"model.mixer={mixer}"])))
+    experiment = Experiment(*artifact.resolve(config.load(f"lm_wiki40b/{model}", [*SIZES, f"model.mixer={mixer}"])))
     artifact.export(f"lm_wiki40b/{model}", experiment, str(folder), None, lambda line: None, decode_batch=ROWS)
     result = folder.parent / "result.jsonl"
     status, out, err = exports.run(folder, "--steps", 10, "--results", result)

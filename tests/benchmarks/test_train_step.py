@@ -37,7 +37,7 @@ def exported(tmp_path_factory):
     """An artifact, and one whose second loss TensorFlow never computed."""
     right, wrong = (str(tmp_path_factory.mktemp("artifacts") / name) for name in ("right", "wrong"))
     sizes = ["data.sequence_length=16", "train.tokens_per_step=32"]
-    experiment = programs.Experiment(*artifact.prepare(config.load("lm_wiki40b/flash", [*TINY, *sizes])))
+    experiment = programs.Experiment(*artifact.resolve(config.load("lm_wiki40b/flash", [*TINY, *sizes])))
     artifact.export("lm_wiki40b/flash", experiment, right, None, lambda line: None)
     shutil.copytree(right, wrong)
     manifest = Path(wrong, "manifest.json")

@@ -10,7 +10,8 @@ import numpy as np
 from flash_tf import config
 from flash_tf.compiling import artifact
 from flash_tf.compiling.programs import Experiment
-from flash_tf.training import build, restore
+from flash_tf.training import restore
+from flash_tf.training.run import make_cache, make_tokenizer
 from tests.training import runs
 
 WITHOUT_TENSORFLOW = """
@@ -32,9 +33,9 @@ def folder_of(parent, task, *overrides, **sections):
     runs.corpus(parent)
     model = {"type": task, "depth": 1, **sections.pop("model", {})}
     path = runs.write(parent, model=model, **sections)
-    build.make_tokenizer(config.load(path), str(parent), chief=True, report=lambda line: None)
+    make_tokenizer(config.load(path), str(parent), chief=True, report=lambda line: None)
     given = f"data.tokenizer={parent}/tokenizer.model"
-    experiment = Experiment(*artifact.prepare(config.load(path, [given, *overrides])))
+    experiment = Experiment(*artifact.resolve(config.load(path, [given, *overrides])))
     artifact.export("tiny", experiment, str(parent / "artifact"), None, lambda line: None)
     return parent
 
@@ -42,9 +43,7 @@ def folder_of(parent, task, *overrides, **sections):
 def token_cache(folder, split):
     """The tokens of a split of a folder's corpus."""
     experiment = config.load(str(folder / "config.yaml"))
-    return build.make_cache(
-        experiment, str(folder), restore.kept_tokenizer(experiment, str(folder)), split, lambda *_: None
-    )
+    return make_cache(experiment, str(folder), restore.load_tokenizer(experiment, str(folder)), split, lambda *_: None)
 
 
 def token_files(folder):
@@ -72,6 +71,6 @@ def run(*arguments, module="benchmarks.run_compiled"):
 
 
 def records(folder, name="losses.jsonl"):
-    """Its records, less how long they took."""
+    """Its records without times."""
     lines = [json.loads(line) for line in Path(folder, name).read_text().splitlines()]
     return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]

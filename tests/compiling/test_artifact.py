@@ -1,4 +1,4 @@
-"""What an artifact holds: the very step that `train` runs, its arguments, and the values that they begin with."""
+"""An artifact holds the step that `train` runs, its arguments and their initial values."""
 
 import json
 
@@ -12,7 +12,7 @@ from flash_tf.compiling import artifact, manifest, programs, values
 from flash_tf.compiling.programs import Experiment, TokenIds
 from flash_tf.data.tokenizer import Tokenizer
 from flash_tf.training import modelling
-from flash_tf.training.step import TrainStep
+from flash_tf.training.trainer import TrainStep
 from tests import numerics
 from tests.training import runs
 
@@ -21,7 +21,7 @@ def experiment_of(folder, *overrides, **sections):
     """A tiny masked experiment without a tokenizer."""
     sections["model"] = {"depth": 1, **sections.get("model", {})}
     path = runs.write(folder, **sections)
-    return Experiment(*artifact.prepare(config.load(path, overrides)))
+    return Experiment(*artifact.resolve(config.load(path, overrides)))
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_a_step_takes_a_batch_its_number_its_rate_and_every_variable_each_of_whi
 
 
 def as_train_does(experiment):
-    """The experiment's step as `train` runs it on an accelerator: XLA compiles gradients, TensorFlow runs the rest."""
+    """The experiment's step as `train` runs it on an accelerator: XLA compiles the gradients alone."""
     step = TrainStep(experiment.model, experiment.objective, experiment.optimizer, experiment.config, True)
     return tf.function(lambda batch, at: step(batch, at), autograph=False)
 
@@ -87,7 +87,7 @@ def test_the_step_compiled_whole_gives_the_losses_of_the_step_of_train(tmp_path,
             at = tf.constant(done, tf.int64)
             record = whole(batch, at, experiment.optimizer.rate(at)) if name == "whole" else train(batch, at)
             losses[name].append(record.numpy())
-    # In bfloat16 too: XLA compiles the gradients of both, and rounds alike.
+    # In bfloat16 too: XLA compiles the gradients of both, and rounds equally.
     np.testing.assert_allclose(losses["whole"], losses["train"], rtol=numerics.FLOAT32_RUN)
     assert losses["train"][-1][0] < losses["train"][0][0]
 
@@ -115,7 +115,7 @@ def test_initial_values_follow_from_seed_and_name_and_have_the_asked_moments():
     assert draw("a", 0).mean() == pytest.approx(0.5, abs=5 * 0.02 / np.sqrt(200_000))
     assert draw("a", 0).std() == pytest.approx(0.02, rel=5 / np.sqrt(2 * 200_000))
     assert values.initial("a", (), normal, 0).shape == ()
-    with pytest.raises(ValueError, match="a: an initialiser is normal, uniform, .*, got 'orthogonal'"):
+    with pytest.raises(ValueError, match="a: an initialiser must be normal, uniform, .*, got 'orthogonal'"):
         values.initial("a", (), {"kind": "orthogonal"}, 0)
 
 
@@ -148,7 +148,7 @@ def test_a_weight_that_is_not_trained_is_an_argument_that_no_result_replaces_and
 @pytest.mark.parametrize("mixer", [{"type": "diag_attention", "heads": 2}, {"type": "mamba", "state_size": 4}], ids=str)
 def test_weights_that_begin_by_a_rule_of_their_own_are_in_the_manifest(mixer):
     loaded = config.load("wikitext2_lm/flash", [f"model.mixer={json.dumps(mixer)}", "model.vocabulary_size=100"])
-    experiment = programs.Experiment(*artifact.prepare(loaded))
+    experiment = programs.Experiment(*artifact.resolve(loaded))
     before = {v.path: v.numpy() for v in experiment.model.trainable_variables}
     held = {argument.name: argument.initialiser for _, argument in experiment._held}
     experiment.assign_initial_values()
@@ -161,7 +161,10 @@ def test_weights_that_begin_by_a_rule_of_their_own_are_in_the_manifest(mixer):
 
 def test_an_initialiser_that_no_one_else_can_make_is_named():
     assert programs._plain("w", (), keras.initializers.Constant(0.5)) == {"kind": "constant", "value": 0.5}
-    with pytest.raises(ValueError, match="w begins by GlorotUniform; an artifact knows RandomNormal, .* and constants"):
+    with pytest.raises(
+        ValueError,
+        match="w needs an initialiser .*RandomNormal, .* and constants.*, got GlorotUniform",
+    ):
         programs._plain("w", (2, 2), keras.initializers.GlorotUniform())
 
 

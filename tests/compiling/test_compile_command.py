@@ -1,4 +1,4 @@
-"""`flash-tf compile` as its user meets it."""
+"""`flash-tf compile` on the command line."""
 
 import json
 

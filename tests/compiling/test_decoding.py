@@ -1,4 +1,4 @@
-"""Exported decoding: through JAX it chooses what TensorFlow chooses, and goes on from the state that it left."""
+"""Exported decoding: JAX chooses the tokens that TensorFlow chooses, and continues from its last state."""
 
 import jax
 import numpy as np
@@ -13,7 +13,7 @@ from flash_tf.generation import greedy
 from tests.numerics import FLOAT32, relative_error
 from tests.training import runs
 
-ROWS, STEPS = 3, artifact.DECODE_TOKENS  # more than one row, whose tokens are written by scatters
+ROWS, STEPS = 3, artifact.DECODE_TOKENS  # several texts, whose tokens scatters write
 MIXERS = {"flash": runs.MIXER, "gau": {"type": "gau", "key_dim": 8}}
 LENGTH = 2 * STEPS  # room for two calls
 
@@ -22,7 +22,7 @@ def experiment_of(folder, **model):
     folder.mkdir(exist_ok=True)
     sizes = {"data": {"sequence_length": LENGTH}, "train": {"tokens_per_step": LENGTH}}
     path = runs.write(folder, model={"type": "causal_lm", **model}, **sizes)
-    return Experiment(*artifact.prepare(config.load(path)))
+    return Experiment(*artifact.resolve(config.load(path)))
 
 
 @pytest.fixture(scope="module", params=MIXERS)
@@ -35,7 +35,7 @@ def exported(request, tmp_path_factory):
 
 
 def large_weights(experiment):
-    """Weights with which a model does not repeat itself, given to the experiment's; by name."""
+    """Gives the experiment weights with which the model does not repeat itself. Returns them by name."""
     rng, made = np.random.default_rng(6), {}
     for weight in experiment.model.trainable_variables:
         made[weight.path] = (np.round(weight.numpy()) + 0.5 * rng.normal(size=weight.shape)).astype("float32")
@@ -88,7 +88,7 @@ def test_decoding_of_a_bounded_model_ends_at_its_capacity(tmp_path):
     assert artifact._decoded(experiment_of(tmp_path / "long", **small), None) == (1, STEPS)
     for model in ({"mixer": MIXERS["gau"]}, {"position_embedding": "learned"}):
         path = runs.write(tmp_path, model={"type": "causal_lm", "depth": 1, **model})
-        short = Experiment(*artifact.prepare(config.load(path)))
+        short = Experiment(*artifact.resolve(config.load(path)))
         assert artifact._decoded(short, 2) == (2, runs.LENGTH) and short.capacity == runs.LENGTH
 
 

@@ -1,11 +1,11 @@
-"""How the cost of a training step grows with the length of a sequence, as XLA compiles it; nothing is run."""
+"""The growth of a compiled training step's cost with the sequence length. Nothing is run."""
 
 import math
 
 import pytest
 
 from flash_tf import config
-from flash_tf.compiling import artifact, topology
+from flash_tf.compiling import artifact, tpu
 from flash_tf.compiling.programs import Experiment
 from tests.numerics import LINEAR, QUADRATIC
 
@@ -16,8 +16,8 @@ SHAPE = "key_dim: 16, expansion: 2"
 def costs(mixer, lengths):
     """Of one sequence, at each length."""
     settings = [*SMALL, "data.sequence_length=1024", f"model.mixer={mixer}"]
-    experiment = Experiment(*artifact.prepare(config.load("lm_pg19/flash", settings)))
-    return [topology.analyse(experiment.trace_step(1, n).serialized) for n in lengths]
+    experiment = Experiment(*artifact.resolve(config.load("lm_pg19/flash", settings)))
+    return [tpu.analyse(experiment.trace_step(1, n).serialized) for n in lengths]
 
 
 @pytest.mark.full

@@ -93,7 +93,7 @@ def test_what_cannot_begin_says_so_before_it_is_compiled(learned, tmp_path):
     )
     assert "compiling" not in err
 
-    # Nothing was run in its folder, which any other run may have.
+    # Nothing ran in its folder, so any other run may use it.
     shutil.copy(learned / "lm_flash/config.yaml", tmp_path / "lm_flash")
     (tmp_path / "lm_flash/manifest.json").write_text((learned / "lm_flash/manifest.json").read_text() + "\n")
     options = ["--learning-rates", 1e-3, "--passes", 1, "--out", tmp_path / "runs"]

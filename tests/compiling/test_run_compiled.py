@@ -1,4 +1,4 @@
-"""Exported steps without TensorFlow: they do what TensorFlow does, and a killed run goes on as if it had not been."""
+"""Exported steps without TensorFlow: they compute what TensorFlow computes, and a killed run continues exactly."""
 
 import json
 import re
@@ -51,9 +51,9 @@ def copied(causal, tmp_path):
 
 
 def in_tensorflow(folder):
-    """The records of the same steps by TensorFlow, which reads the windows its own way."""
+    """The records of the same steps by TensorFlow, with its own reading of the windows."""
     made = manifest.read(str(folder / "artifact"))
-    experiment = Experiment(*artifact.prepare(config.load(str(folder / "artifact/config.yaml"))))
+    experiment = Experiment(*artifact.resolve(config.load(str(folder / "artifact/config.yaml"))))
     experiment.assign_initial_values()
     stream = WindowStream(
         exports.token_cache(folder, "train"),
@@ -190,7 +190,7 @@ def refused(*arguments):
 def test_an_artifact_that_is_none_damaged_or_of_another_format_is_refused(copied, tmp_path):
     assert "is no artifact: it has no manifest.json" in refused(tmp_path)
     spoil(copied, lambda values: values.__setitem__("format", 99))
-    assert "is of format 99, this program reads format 1" in refused(copied)
+    assert "has format 99, but this program reads format 1" in refused(copied)
     spoil(copied, lambda values: values.__setitem__("format", 1) or values.pop("check"))
     assert "manifest.json is damaged" in refused(copied)
     (copied / "manifest.json").write_text("{")
@@ -285,7 +285,7 @@ def test_windows_and_their_order_are_those_of_train_over_several_epochs(causal):
     folder, _ = causal
     made = manifest.read(str(folder / "artifact"))
     cache = exports.token_cache(folder, "train")
-    stream = Stream(cache.get(0).tokens, made, keep_partial=False)
+    stream = Stream(cache.get(0).tokens, made, pad_last=False)
     ours = WindowStream(
         cache, sequence_length=runs.LENGTH, overlap=1, packing="concatenate", align=8, seed=0, limit=10**6
     )

@@ -1,4 +1,4 @@
-"""Chunk sizes, timed; what is an implementation's is written, what is a model's stays."""
+"""Timed sizes: `tune` writes a block size, and leaves a model's chunk size alone."""
 
 import json
 import re
@@ -18,7 +18,7 @@ CAUSAL = {"type": "causal_lm", "vocabulary_size": runs.VOCABULARY, "width": 16, 
 
 
 def written(folder, mixer):
-    """A tiny config of that mixer, with two lines of comment before it."""
+    """A tiny config with this mixer, after two lines of comment."""
     path = Path(runs.write(folder, model={**CAUSAL, "mixer": mixer}))
     path.write_text(f"# what it is\n# measured: nothing\n{path.read_text()}")
     return str(path)

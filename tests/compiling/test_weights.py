@@ -9,7 +9,7 @@ from tests.training import runs
 
 @pytest.fixture
 def written(tmp_path):
-    """A folder with three weights, of which one is in two shards, and the weights."""
+    """A folder with three weights, one of them in two shards, and the weights."""
     rng = np.random.default_rng(0)
     given = {"a/kernel": rng.normal(size=(300, 1000)), "b/scale": np.array(2.0), "c/bias": rng.normal(size=50_000)}
     given = {name: value.astype(np.float32) for name, value in given.items()}

@@ -98,8 +98,8 @@ def test_a_model_is_causal_exactly_when_it_says_so(kind, mixer):
     ({"norm": "batch_norm"}, "norm must be one of scale_norm, layer_norm, .*, simple_rms_norm, got 'batch_norm'"),
     ({"dropout": 1.0}, "needs 0 <= dropout < 1, got 1.0"),
     ({"widht": 3}, "has no option 'widht'; did you mean 'width'?"),
-    ({"mixer": {"type": "mixed_chunks"}}, "no mixer is called 'mixed_chunks'; did you mean 'mixed_chunk'?"),
-    ({"mixer": {**MIXER, "chunksize": 3}}, "mixer 'mixed_chunk' has no option 'chunksize'; did you mean 'chunk_size'?"),
+    ({"mixer": {"type": "flahs"}}, "no mixer is called 'flahs'; did you mean 'flash'?"),
+    ({"mixer": {**MIXER, "chunksize": 3}}, "mixer 'flash' has no option 'chunksize'; did you mean 'chunk_size'?"),
     ({"mixer": {**MIXER, "key_dim": True}}, "key_dim must be int, got True"),
     ({"feedforward": {"type": "glue"}}, "no feedforward is called 'glue'; did you mean 'glu'?"),
 ])  # fmt: skip

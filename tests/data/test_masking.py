@@ -39,13 +39,13 @@ def chosen(masked: masking.MaskedBatch) -> np.ndarray:
 
 
 def ordinary(n: int, b: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of tokens that are all maskable, windows 0 … b - 1 of epoch 0."""
+    """Windows 0 … b - 1 of epoch 0, with only maskable tokens."""
     tokens = np.random.default_rng(5).choice(np.setdiff1d(np.arange(V), SPECIAL), (b, n)).astype(np.int32)
     return tokens, np.stack([np.zeros(b), np.arange(b)], axis=1).astype(np.int32)
 
 
 def words_of(tokens, segments) -> list[list[int]]:
-    """The positions of each word of one row, found the slow way."""
+    """The positions of each word of one window, found the slow way."""
     words = []
     for i, token in enumerate(tokens):
         if token in SPECIAL:
@@ -241,7 +241,7 @@ def test_all_words_that_fit_are_chosen_about_equally_often():
         ({"rate": 0.0}, "got 0.0"),
         ({"rate": 1.0}, "got 1.0"),
         ({"rate": 0.01}, "chooses a token or more of 10, got 0.01"),
-        ({"vocabulary_size": 5, "special_ids": [0, 1, 2, 3]}, "got 5 of which 5 special"),
+        ({"vocabulary_size": 5, "special_ids": [0, 1, 2, 3]}, "got 5 tokens, 5 special"),
     ],
 )
 def test_masking_that_could_choose_nothing_is_refused(options, message):

@@ -23,9 +23,9 @@ def documents(count: int, longest: int, seed: int) -> list[list[int]]:
     return [generator.integers(5, 261, generator.integers(1, longest + 1)).tolist() for _ in range(count)]
 
 
-def read(texts, kind, n, overlap, align=1, keep_partial=True):
+def read(texts, kind, n, overlap, align=1, pad_last=True):
     packing = Packing(kind=kind, sequence_length=n, overlap=overlap, align=align)
-    windows = packing.cut(shard_of(texts), Letters(), keep_partial=keep_partial)
+    windows = packing.cut(shard_of(texts), Letters(), pad_last=pad_last)
     return windows, windows.tokens(np.arange(len(windows))), windows.segment_ids(np.arange(len(windows)))
 
 
@@ -46,7 +46,7 @@ def test_concatenated_windows_are_the_stream_cut_every_n_tokens(n, overlap, seed
     texts = documents(10, 12, seed)
     stream = [EOS] * overlap + [token for text in texts for token in [*text, EOS]]
     whole = [stream[i : i + n + overlap] for i in range(0, len(stream) - overlap, n)]
-    _, tokens, _ = read(texts, "concatenate", n, overlap, keep_partial=False)
+    _, tokens, _ = read(texts, "concatenate", n, overlap, pad_last=False)
     assert tokens.dtype == np.int32
     assert tokens.tolist() == [row for row in whole if len(row) == n + overlap]
     windows, tokens, _ = read(texts, "concatenate", n, overlap)
@@ -112,7 +112,7 @@ def test_a_shard_of_25_million_tokens_is_cut_in_seconds(kind):
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     shard = TokenizedShard(tokens=np.ones(offsets[-1], np.uint16), offsets=offsets, words=0, bytes=0)
     start = time.process_time()
-    windows = Packing(kind=kind, sequence_length=512, overlap=1, align=256).cut(shard, Letters(), keep_partial=False)
+    windows = Packing(kind=kind, sequence_length=512, overlap=1, align=256).cut(shard, Letters(), pad_last=False)
     windows.tokens(np.arange(0, len(windows), len(windows) // 128))
     assert time.process_time() - start < 2.0
 

@@ -117,7 +117,7 @@ def test_globs_are_read_in_the_order_given_and_home_is_expanded(tmp_path, monkey
 
 @pytest.mark.parametrize("pack, suffix", [(bytes, ""), (gzip.compress, ".gz"), (lzma.compress, ".xz")])
 def test_json_lines_are_read_packed_and_plain(tmp_path, monkeypatch, pack, suffix):
-    monkeypatch.setattr(text_files, "PIECE_BYTES", 64)
+    monkeypatch.setattr(text_files, "SHARD_BYTES", 64)
     texts = [f"Document {i} " + "né" * i for i in range(20)]
     lines = "".join(json.dumps({"id": i, "body": text}, ensure_ascii=i % 2) + "\n\n" for i, text in enumerate(texts))
     (tmp_path / f"a.jsonl{suffix}").write_bytes(pack(lines.encode()))
@@ -135,7 +135,7 @@ def test_half_a_surrogate_pair_in_json_becomes_a_question_mark(tmp_path):
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("last", [0, 1])
 def test_ranges_of_any_size_give_every_line_once(tmp_path, monkeypatch, piece, end, last):
-    monkeypatch.setattr(text_files, "PIECE_BYTES", piece)
+    monkeypatch.setattr(text_files, "SHARD_BYTES", piece)
     lines = ["é", "bb", "", "a longer line", "c", "  ", "dd"]
     (tmp_path / "a.txt").write_bytes((end.join(lines) + end * last).encode())
     assert [text.rstrip(end) for text in read(files(tmp_path, documents="line"))] == [t for t in lines if t.strip()]
@@ -143,7 +143,7 @@ def test_ranges_of_any_size_give_every_line_once(tmp_path, monkeypatch, piece, e
 
 @pytest.mark.parametrize("piece", [5, 30, 1 << 20])
 def test_an_article_reaches_from_heading_to_heading(tmp_path, monkeypatch, piece):
-    monkeypatch.setattr(text_files, "PIECE_BYTES", piece)
+    monkeypatch.setattr(text_files, "SHARD_BYTES", piece)
     before = " \nBefore any heading .\n \n"
     owl = " = Owl = \n \n An owl .\n \n = = Diet = = \n \n Mice .\n = Wins = \n = Losses = \n 3\n \n"
     (tmp_path / "a.txt").write_text(before + owl + " = X = \n \n Y\n", encoding="utf-8")
@@ -151,7 +151,7 @@ def test_an_article_reaches_from_heading_to_heading(tmp_path, monkeypatch, piece
 
 
 def test_small_files_share_a_piece_and_large_ones_do_not(tmp_path, monkeypatch):
-    monkeypatch.setattr(text_files, "PIECE_BYTES", 10)
+    monkeypatch.setattr(text_files, "SHARD_BYTES", 10)
     for name, size in (("a", 4), ("b", 5), ("c", 30), ("d", 3), ("e", 3)):
         (tmp_path / name).write_text(name * size)
     source = files(tmp_path)

@@ -16,7 +16,7 @@ WAYS = list(product(("concatenate", "documents"), (0, 1)))
 
 
 class Counting(Memory):
-    """A source that says which shards were asked for, in order."""
+    """A source that records the shards that were read, in order."""
 
     def __init__(self, *shards):
         super().__init__(*shards)
@@ -111,7 +111,7 @@ def test_the_order_is_the_same_whatever_the_limit(tmp_path):
 def test_only_the_shards_up_to_the_limit_are_tokenised(tmp_path):
     source = Counting(*[["x" * (16 * 10)] for _ in range(20)])  # ten windows each
     stream = a_stream(a_cache(tmp_path, source), limit=30)
-    wait_until(lambda: len(source.read) == 3)  # ahead of the reader, who has not begun
+    wait_until(lambda: len(source.read) == 3)  # ahead of the reader, which has not begun
     stream.batch(0, 30)
     list(stream.dataset(0, batch_size=5).as_numpy_iterator())
     assert len(source.read) == 3
@@ -157,7 +157,7 @@ def test_an_error_in_the_background_is_raised_in_the_reader(tmp_path):
 
 
 def read_and_leave(directory: str) -> None:
-    """What the child process does: reads a batch, while the next shard takes a minute."""
+    """Runs in the child process: reads a batch while the next shard takes a minute."""
 
     class Slow(Counting):
         def documents(self, split, shard):

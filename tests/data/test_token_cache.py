@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Letters:
-    """A tokenizer: one token a byte, after the special ones."""
+    """A tokenizer with one token for each byte, after the special ones."""
 
     pad_id, eos_id, unk_id, mask_id, cls_id = range(5)
     special_ids = [0, 1, 2, 3, 4]
@@ -173,7 +173,7 @@ def test_a_full_disk_raises_oserror_and_leaves_no_file_behind(tmp_path, monkeypa
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_001, hard))  # refuses the rest in the middle of a write
     try:
-        with pytest.raises(OSError, match="cannot keep the tokens of a shard: .*00000.tokens.partial"):
+        with pytest.raises(OSError, match="cannot write the tokens of a shard: .*00000.tokens.partial"):
             cache.get(0)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -195,7 +195,7 @@ def test_an_error_of_the_source_passes_and_leaves_no_file_behind(tmp_path):
 
 
 def tokenise_slowly(directory: str) -> None:
-    """What the child process does until it is killed: says when it begins, then writes in many small steps."""
+    """Runs in the child process until it is killed: says that it begins, then writes in many small steps."""
 
     class Slow(Letters):
         def encode(self, texts):
@@ -226,7 +226,7 @@ def test_a_kill_at_any_moment_leaves_whole_shards_or_none(tmp_path):
         interrupted += any(cache.directory.glob("*.partial"))
         for index in kept:
             np.testing.assert_array_equal(cache.get(index).tokens, expected(source.texts[index]))
-        assert tokenizer.encoded == 0  # what was kept was whole
+        assert tokenizer.encoded == 0  # the shards on disk were whole
     assert interrupted  # some kills fell into the middle of a shard
     for index, texts in enumerate(source.texts):
         np.testing.assert_array_equal(cache.get(index).tokens, expected(texts))

@@ -42,7 +42,7 @@ def trained(documents):
 
 
 def model(texts, vocab_size, **options):
-    """A model as others make it: with SentencePiece's own order of special ids, without mask and cls."""
+    """A model from elsewhere: SentencePiece's own order of special ids, without mask and cls."""
     written = io.BytesIO()
     defaults = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1, "minloglevel": 2}
     sentencepiece.SentencePieceTrainer.train(

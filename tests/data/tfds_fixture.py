@@ -1,4 +1,4 @@
-"""Small datasets as TFDS stores them, with the names, features and versions of the real ones."""
+"""Small datasets in the format of TFDS, with the names, features and versions of the real ones."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ TEXT_KEYS = {"c4/en:3.1.0": "text", "wiki40b/en:1.3.0": "text", "pg19:0.1.1": "b
 
 
 def store(name: str, data_dir: Path, splits: dict[str, list[str]]) -> None:
-    """Writes the dataset `name` (a key of FEATURES) with these texts, kept in their order, under `data_dir`."""
+    """Writes the dataset `name` (a key of FEATURES) with these texts in order, under `data_dir`."""
     path, version = name.split(":")
     builder, _, config = path.partition("/")
     features = FEATURES[name]

@@ -78,7 +78,7 @@ def exported(model_dir, out, **options):
 
 
 def thinned(names, *kept):
-    """Parameters of a fixture, of which the default tier takes those that are `kept`."""
+    """Parameters of a fixture. The default tier takes the `kept` ones."""
     return [pytest.param(name, marks=[] if name in kept else [pytest.mark.full]) for name in names]
 
 

@@ -50,7 +50,7 @@ def test_an_export_is_announced_replaced_whole_and_nothing_else_is_overwritten(m
     for there in (tmp_path / "thesis", tmp_path / "thesis/chapter", model_dir):
         status, shown, err = runs.command(tmp_path, "export", model_dir, there)
         assert (status, shown) == (1, "")
-        assert err == f"flash-tf: {there} is there and is no export: name a folder that is new or an older export\n"
+        assert err == f"flash-tf: {there} exists and is no export: give a new folder or an older export\n"
     assert (tmp_path / "thesis/chapter").read_text() == "1"
 
 
@@ -88,7 +88,7 @@ BAD = {
         ["--max-new-tokens", "3"],
         "--max-new-tokens is for causal models, and",
     ),
-    "a bucket": ("model", ["gs://there"], "an export is written to a local folder"),
+    "a bucket": ("model", ["gs://there"], "an export needs a local folder"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Exports of every model, masked and causal, as a process sees them that has TensorFlow and TF-Text alone."""
+"""Exports of every model, masked and causal, in a process that has TensorFlow and TF-Text alone."""
 
 import numpy as np
 import pytest
@@ -186,7 +186,7 @@ def test_an_export_says_what_it_is(exported):
     assert about["files"] == there
     assert {"assets.extra/config.yaml", "assets.extra/tokenizer.model", "assets.extra/versions.json"} < set(there)
     assert about["step"] == models.STEP and about["precision"] == "float32"
-    assert "the licence is that of its text" in about["vocabulary_licence"]
+    assert "its text decides the licence" in about["vocabulary_licence"]
     assert about["reads"] == ("ids" if exported.name.endswith("-ids") else "text")
     assert about["signatures"]["logits"] == {
         "takes": {"ids": "int32 [?, ?]"},

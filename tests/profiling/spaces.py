@@ -1,4 +1,4 @@
-"""Traces written by hand, as TensorFlow's profiler lays them out; times are in microseconds."""
+"""Traces written by hand in the format of TensorFlow's profiler; times are in microseconds."""
 
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 

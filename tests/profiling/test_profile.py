@@ -1,4 +1,4 @@
-"""Profiles of real steps on a CPU: what they say is what a clock, the model and the input say."""
+"""Profiles of real steps on a CPU agree with a clock, the model and the input."""
 
 import contextlib
 import json
@@ -12,12 +12,13 @@ from flash_tf import config
 from flash_tf.data.stream import WindowStream
 from flash_tf.profiling import latency, trace
 from flash_tf.profiling.capture import Capture
-from flash_tf.training import modelling, profile_modes, profiled
+from flash_tf.training import modelling
+from flash_tf.training import profile as profiles
 from tests import numerics
 from tests.training import runs
 from tests.training.test_bad_input import one_line
 
-SLOW = 0.3  # seconds of a batch that is made slowly on purpose; the tiny model's step takes some 10 ms
+SLOW = 0.3  # seconds of a batch that is slow on purpose; the tiny model's step takes about 10 ms
 HEAVY = {"width": 192, "depth": 2}  # some 100 ms, with the tokens below
 
 
@@ -38,7 +39,7 @@ def shallow(folder):
 def timed(folder):
     """The same wider, deeper and with more tokens a step; and each step's time on the clock, in milliseconds."""
     path = runs.write(folder, model=HEAVY, train={"tokens_per_step": 32 * runs.LENGTH, "steps": 20})
-    run, trainer = runs.prepared(path, folder / "heavy")
+    run, trainer = runs.opened(path, folder / "heavy")
     for _ in range(2):
         trainer.train(tf.constant(1))
     capture, clock = Capture(str(folder / "heavy/profile"), "train"), []
@@ -47,7 +48,7 @@ def timed(folder):
             start = time.perf_counter()
             trainer.train(tf.constant(1))
             clock.append(1e3 * (time.perf_counter() - start))
-    return profiled.report(capture, profiled.training_work(run.config, run.model, run.strategy)), clock
+    return profiles.finish(capture, profiles.training_work(run)), clock
 
 
 @pytest.fixture(scope="module")
@@ -55,14 +56,14 @@ def heavy(timed):
     return timed[0]
 
 
-def profile(folder, mode="train", *, steps=4, rows=1, overrides=(), **sections):
+def profile(folder, mode="train", *, steps=4, batch_size=1, overrides=(), **sections):
     """The result, and the folder that the trace is in."""
     sections["evaluation"] = {"every": None}
     loaded = config.load(runs.write(folder, **sections), overrides)
     out = folder / str(len(list(folder.iterdir())))
     lines = runs.Lines()
-    options = {"model_dir": None, "folder": str(out), "steps": steps, "rows": rows, "progress": lines}
-    return profile_modes.profile(loaded, mode, **options), out
+    options = {"model_dir": None, "folder": str(out), "steps": steps, "batch_size": batch_size, "progress": lines}
+    return profiles.profile(loaded, mode, **options), out
 
 
 @contextlib.contextmanager
@@ -119,7 +120,7 @@ def test_rates_follow_from_the_models_own_flops_and_the_median_step(folder):
     assert result["mfu"] == pytest.approx(result["flops_per_second"] / result["peak_flops_per_second"])
     assert result["tokens_per_second"] == pytest.approx(4 * runs.LENGTH / seconds)
     assert 0 < result["mfu"] < 1
-    # Its programs are XLA's, so their memory is known: they hold all weights, and no more than some MiB.
+    # XLA compiles its programs, so their memory is known: at least all weights, and at most a few MiB.
     weights = sum(4 * v.shape.num_elements() for v in model.trainable_variables)
     assert result["peak_bytes_by"] == "XLA" and weights < result["peak_bytes"] < 64 * 2**20
     assert json.loads((out / "latency.json").read_text()) == result
@@ -137,15 +138,15 @@ def test_the_memory_of_a_step_without_xla_is_what_xla_would_take(shallow):
 @pytest.mark.full
 def test_reading_and_writing_text_are_profiled_too(folder):
     causal = {"type": "causal_lm", "depth": 1}
-    prompt, _ = profile(folder, "prefill", rows=3, model=causal)
+    prompt, _ = profile(folder, "prefill", batch_size=3, model=causal)
     assert (prompt["tokens_per_step"], prompt["median"]["input_ms"]) == (3 * runs.LENGTH, 0)
-    written, _ = profile(folder, "decode", steps=2, rows=2, model=causal)
+    written, _ = profile(folder, "decode", steps=2, batch_size=2, model=causal)
     assert written["tokens_per_step"] == 2 * runs.LENGTH
     assert written["ms_per_token"] == pytest.approx(written["median"]["total_ms"] / runs.LENGTH)
     assert "ms a token" in latency.as_text(written)
-    # A token written is a vector through matrices: what belongs to a token runs once for each.
+    # Writing a token sends one vector through the matrices, so its operations run once for each token.
     assert max(row["count"] for row in written["operations"]) >= runs.LENGTH
-    # But for pairs of tokens, reading as many costs the same; and reading asks the head once, writing at each token.
+    # Reading as many tokens costs the same, except for pairs of tokens; and reading runs the head once only.
     head = 2 * 16 * runs.VOCABULARY
     a_text = prompt["model_flops_per_step"] / 3 - head
     assert written["model_flops_per_step"] / 2 == pytest.approx(a_text + runs.LENGTH * head)
@@ -190,16 +191,16 @@ def test_what_cannot_be_profiled_is_said_in_one_line_and_leaves_nothing(folder, 
     with pytest.raises(ValueError, match="--steps must be 1 or more, got 0"):
         profile(folder, steps=0)
     with pytest.raises(ValueError, match="--batch must be 1 or more, got 0"):
-        profile(folder, "prefill", rows=0)
+        profile(folder, "prefill", batch_size=0)
     with pytest.raises(ValueError, match="--mode decode needs a causal language model, got masked_lm"):
         profile(folder, "decode")
     with pytest.raises(ValueError, match="--mode prefill needs a model that decodes, this one does not"):
         quadratic = {"type": "gau", "key_dim": 8, "divisor": "length"}
         profile(folder, "prefill", model={"type": "causal_lm", "mixer": quadratic})
     with pytest.raises(ValueError, match="needs a config or a model directory, and the folder .* has no config.yaml"):
-        profile_modes.load(str(tmp_path), [])
+        profiles.load(str(tmp_path), [])
     with pytest.raises(ValueError, match="--set overrides a config, and .* is a model directory"):
-        profile_modes.load(str(folder), ["train.steps=3"])
+        profiles.load(str(folder), ["train.steps=3"])
     path = runs.write(folder, model={"depth": 1})
     arguments = ["profile", path, "--out", tmp_path / "out", "--batch", "2"]
     assert "--batch is for prefill and decode" in one_line(runs.command(tmp_path, *arguments))

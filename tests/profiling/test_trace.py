@@ -1,4 +1,4 @@
-"""Reading traces: of GPUs and TPUs from protos written by hand, as there are none here."""
+"""Reading traces. Traces of GPUs and TPUs are protos written by hand."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ KERNEL = "void gemm_kernel<float, 128, 128>(Params)"
 
 
 def milliseconds(space, name="train"):
-    return [(s.number, *(getattr(s, part) / 1e9 for part in latency.PARTS)) for s in trace.read(space, name).steps]
+    return [(s.number, *(getattr(s, part) / 1e9 for part in latency.TIMES)) for s in trace.read(space, name).steps]
 
 
 def gpu(writer, number, streams):
@@ -24,7 +24,7 @@ def gpu(writer, number, streams):
 def test_a_steps_parts_are_device_then_input_then_host_and_add_up_to_the_whole():
     writer = Writer()
     writer.steps((0, 10_000), (10_000, 20_000), waits=[(0, 3_000), (10_000, 4_000)])
-    # Of the first wait a part passes while the device works: nothing is lost in it.
+    # The device works during some of the first wait, which costs nothing.
     gpu(writer, 0, {7: [(KERNEL, 2_000, 6_000, {}), (KERNEL, 15_000, 10_000, {})]})
     assert milliseconds(writer.space) == [(1, 10, 6, 2, 2), (2, 20, 10, 6, 4)]
 

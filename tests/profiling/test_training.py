@@ -1,4 +1,4 @@
-"""A window of a run is profiled, and the run is the same as without."""
+"""A profile of some steps of a run does not change the run."""
 
 import json
 
@@ -33,7 +33,7 @@ def test_a_run_with_a_window_has_the_same_losses_to_the_bit_and_says_what_a_step
     assert runs.losses(folder / "profiled") == runs.losses(folder / "plain")
     assert runs.bits(runs.state(folder / "profiled")) == runs.bits(runs.state(folder / "plain"))
     assert "profile of steps 4 to 6: " in shown and "ms a step" in shown and "profile of" not in plain
-    # The loop before the window ends at it, those in it are of one step, and the one after is of four again, or fewer.
+    # The loop before the captured steps ends there. Loops of captured steps have one step, later ones four or fewer.
     assert [f"step {n}/8" in shown for n in range(1, 9)] == [False, False, True, True, True, True, False, True]
     result = json.loads((folder / "profiled/profile/latency.json").read_text())
     assert [step["step"] for step in result["steps"]] == [4, 5, 6]
@@ -52,11 +52,11 @@ def test_a_run_that_is_stopped_in_its_window_profiles_the_rest_of_it_when_it_goe
 def test_loops_end_where_a_window_begins_and_are_of_one_step_in_it(tmp_path):
     window = config.ProfileConfig(start=4, steps=3)
     for done, steps in ((0, 3), (2, 1), (3, 1), (5, 1), (6, 100), (90, 100)):
-        action = actions.Profile(window, None, tf.Variable(done), str(tmp_path), None)
+        action = actions.Profiler(window, None, tf.Variable(done), str(tmp_path), None)
         assert action.steps_per_loop(100)(done) == steps
-    with actions.Profile(window, None, tf.Variable(6), str(tmp_path / "later"), None):
-        assert not (tmp_path / "later").exists()  # the run is beyond its window: nothing is captured
-    assert actions.Profile(None, None, tf.Variable(3), str(tmp_path), None).steps_per_loop(100) == 100
+    with actions.Profiler(window, None, tf.Variable(6), str(tmp_path / "later"), None):
+        assert not (tmp_path / "later").exists()  # the run is past the steps to capture
+    assert actions.Profiler(None, None, tf.Variable(3), str(tmp_path), None).steps_per_loop(100) == 100
 
 
 def test_a_window_must_lie_between_evaluations_and_within_the_run(folder):

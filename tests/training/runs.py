@@ -1,4 +1,4 @@
-"""Tiny experiments: a made-up corpus, a config over it, and ways to train it, in this process or in a child of it."""
+"""Tiny experiments: a made-up corpus, a config for it, and ways to train it, in this process or a child."""
 
 import contextlib
 import io
@@ -15,20 +15,21 @@ import tensorflow as tf
 import yaml
 
 from flash_tf import cli, config
-from flash_tf.training import loop, modelling
+from flash_tf.training import loop
 from flash_tf.training.progress import Progress
+from flash_tf.training.run import make_trainer, open_run, open_stream
 
 VOCABULARY, LENGTH = 100, 32
 MIXER = {"type": "flash", "chunk_size": 8, "key_dim": 8}
 
-# A child of the fork server has TensorFlow's modules already, but nothing in it has started: it takes a second where
-# a new process takes ten, and may still choose its devices.
+# A child of the fork server already has TensorFlow's modules, but TensorFlow has not started in it. It takes a second
+# instead of ten, and can still choose its devices.
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["flash_tf.training.loop"])
 
 
 def corpus(folder, seed=0):
-    """Writes `train.txt` and `validation.txt`, a document a line: words of few letters, common and rare ones."""
+    """Writes `train.txt` and `validation.txt`, a document on each line: short words, common and rare ones."""
     draw = random.Random(seed)
     words = ["".join(draw.choices("abcdefghiklmnop", k=draw.randint(2, 6))) for _ in range(120)]
     for split, documents in (("train", 80), ("validation", 7)):
@@ -61,7 +62,7 @@ def write(folder, **sections):
 
 
 class Lines(Progress):
-    """Keeps what is shown; calls `at` with how many training loops have been shown so far."""
+    """Records the output. Calls `at` with the number of training loops shown so far."""
 
     def __init__(self, at=lambda loops: None):
         super().__init__(io.StringIO())
@@ -78,7 +79,7 @@ class Lines(Progress):
 
 
 def train(path, model_dir, *overrides, stop_after=None):
-    """Trains in this process; SIGTERM comes after `stop_after` loops. Returns what was shown."""
+    """Trains in this process; SIGTERM comes after `stop_after` loops. Returns the output."""
 
     def stop(loops):
         if loops == stop_after:
@@ -90,14 +91,14 @@ def train(path, model_dir, *overrides, stop_after=None):
     return progress.shown()
 
 
-def prepared(path, model_dir, *overrides):
+def opened(path, model_dir, *overrides):
     """A run and its trainer, before the first step."""
-    run = loop._prepare(modelling.with_masking(config.load(path, overrides)), str(model_dir), Lines())
-    return run, loop._make_trainer(run, loop._open_stream(run))
+    run = open_run(config.load(path, overrides), str(model_dir), Lines())
+    return run, make_trainer(run, open_stream(run))
 
 
 def in_child(function, *args, devices=1, **kwargs):
-    """What a module's `function` returns in a child process with so many logical CPUs; its error as a RuntimeError."""
+    """The result of `function` in a child process with `devices` logical CPUs; its error as a RuntimeError."""
     return finish(start(function, *args, devices=devices, **kwargs))
 
 
@@ -135,7 +136,7 @@ def _answer(answer, devices, function, args, kwargs):
 
 
 def command(folder, *arguments, file_size=None):
-    """Runs `flash-tf` in a child, where no file may grow beyond `file_size` bytes; its status and both outputs."""
+    """Runs `flash-tf` in a child that may write at most `file_size` bytes to a file. Returns status and outputs."""
     process = CONTEXT.Process(target=_command, args=(str(folder), list(map(str, arguments)), file_size))
     process.start()
     process.join()
@@ -157,7 +158,7 @@ def _command(folder, arguments, file_size):
 
 
 def state(model_dir, step=None):
-    """All that a checkpoint holds, name -> array; the newest, or the one of `step`."""
+    """The content of the newest checkpoint, or the one of `step`: name -> array."""
     folders = sorted(Path(model_dir, "checkpoints").glob("step-*"))
     folder = folders[-1] if step is None else Path(model_dir, f"checkpoints/step-{step:08d}")
     reader = tf.train.load_checkpoint(str(folder / "variables"))
@@ -165,7 +166,7 @@ def state(model_dir, step=None):
 
 
 def bits(arrays):
-    """Arrays as something that is equal only if every bit is."""
+    """A value for comparing arrays to the bit."""
     return {name: (x.shape, x.dtype.str, x.tobytes()) for name, x in arrays.items()}
 
 
@@ -174,7 +175,7 @@ def records(model_dir, name="metrics.jsonl"):
 
 
 def losses(model_dir):
-    """Step -> loss and gradient norm, of which no step may be there twice."""
+    """Step, loss and gradient norm of every step; each step occurs once."""
     found = [(record["step"], record["loss"], record["gradient_norm"]) for record in records(model_dir)]
     assert [step for step, *_ in found] == list(range(1, len(found) + 1))
     return found

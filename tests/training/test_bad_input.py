@@ -1,4 +1,4 @@
-"""The command line on bad input: one line that says what was needed and what came, and nothing destroyed."""
+"""The command line on bad input: one line with the need and the finding, and nothing destroyed."""
 
 import re
 import shutil
@@ -10,16 +10,16 @@ from tests.training import runs
 
 LENGTHS = "train.tokens_per_step (100) must be a multiple of data.sequence_length (32) x train.accumulate (1)"
 
-# Overrides, and what the line must say.
+# Overrides, and the expected line.
 OPTIONS = {
     "an unknown section": ("optimiser.learning_rate=0.1", r"has no option 'optimiser'; did you mean 'optimizer'\?"),
     "an unknown option": ("train.step=4", r"train has no option 'step'; did you mean 'steps'\?"),
     "an unknown option of a mixer": (
         "model.mixer.chunk_sise=8",
-        r"mixer 'mixed_chunk' has no option 'chunk_sise'; did you mean 'chunk_size'\?",
+        r"mixer 'flash' has no option 'chunk_sise'; did you mean 'chunk_size'\?",
     ),
     "an unknown option of a model": ("model.widht=8", r"model 'masked_lm' has no option 'widht'; did you mean 'width'"),
-    "an unknown mixer": ("model.mixer.type=mixed_chunks", r"no mixer is called 'mixed_chunks'; did you mean 'mixed_c"),
+    "an unknown mixer": ("model.mixer.type=flahs", r"no mixer is called 'flahs'; did you mean 'flash'"),
     "an unknown model": ("model.type=maskedlm", r"no model is called 'maskedlm'; did you mean 'masked_lm'"),
     "a wrong type": ("train.steps=many", r"train: steps must be int, got 'many' \(str\)"),
     "a number that YAML reads as text": ("optimizer.learning_rate=1e-3", r"learning_rate must be float.*write 1.0e-3"),
@@ -51,7 +51,7 @@ OPTIONS = {
     "a TPU that is not there": ("strategy={type: tpu, tpu: none-here}", r"strategy.tpu 'none-here': no TPU answers"),
     "a worker beyond the last": (
         "strategy={type: multi_worker, workers: ['localhost:1'], index: 1}",
-        r"strategy.index must be below the number of workers, 1",
+        r"strategy.index must be from 0 to 0, got",
     ),
 }
 
@@ -62,7 +62,7 @@ PROGRESS = re.compile(
 
 
 def one_line(result):
-    """The only line about an error; no other but progress came before it."""
+    """The only line about an error. Only progress may come before it."""
     status, out, err = result
     assert (status, out) == (1, "")
     *before, line = err.splitlines()
@@ -72,7 +72,7 @@ def one_line(result):
 
 
 def contents(folder):
-    """Every file but the logs, with its bytes."""
+    """Every file except the logs, with its bytes."""
     files = (path for path in folder.rglob("*") if path.is_file() and path.name not in ("log.txt", "stdout", "stderr"))
     return {str(path.relative_to(folder)): path.read_bytes() for path in files if "summaries" not in path.parts}
 
@@ -113,9 +113,9 @@ def test_an_option_that_cannot_be_used_is_named_with_what_it_needs_and_what_came
     assert re.search(said, line), line
 
 
-def test_packed_documents_are_refused_for_a_mixer_that_reads_a_row_as_one_text(folder):
+def test_packed_documents_are_refused_for_a_mixer_that_reads_a_window_as_one_text(folder):
     line = one_line(train(folder, "data.packing=documents", "model.mixer={type: nystromformer, heads: 2}"))
-    assert "'nystromformer' reads a row as one text: it needs data.packing concatenate, got documents" in line
+    assert "'nystromformer' reads a window as one text: it needs data.packing concatenate, got documents" in line
 
 
 def test_a_tokenizer_of_another_vocabulary_is_refused_with_both_sizes(folder):
@@ -146,9 +146,11 @@ def test_a_glob_that_matches_no_file_is_named(folder):
 def test_a_config_that_is_not_there_or_no_yaml_is_named(folder):
     line = one_line(runs.command(folder, "train", "quickstrat", "--model-dir", folder / "model"))
     assert line.endswith(
-        "no config file 'quickstrat', and none of that name in the package; did you mean 'quickstart'?"
+        "no config file 'quickstrat', and no config of this name in the package; did you mean 'quickstart'?"
     )
-    assert f"is a run: the config in it is {folder}/config.yaml" in one_line(runs.command(folder, "describe", folder))
+    assert f"is a run, not a config: its config is {folder}/config.yaml" in one_line(
+        runs.command(folder, "describe", folder)
+    )
     (folder / "config.yaml").write_text("model: [")
     assert f"{folder}/config.yaml is not YAML" in one_line(train(folder))
     (folder / "config.yaml").write_text("- a list")

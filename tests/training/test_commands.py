@@ -1,4 +1,4 @@
-"""The command line on good input: what it prints, and where."""
+"""The command line on good input: its output and its files."""
 
 import contextlib
 import fcntl
@@ -21,7 +21,7 @@ import flash_tf
 from flash_tf import cli, commands, config
 from tests.training import runs
 
-# All that `train` shows.
+# Everything that `train` shows.
 OURS = re.compile(
     r"training a tokenizer|tokenised \d|step [\d,]+/[\d,]+  loss|step [\d,]+  validation loss|going on from step"
     r"|SIG(TERM|INT): saving|flash-tf: |done; the run is in "
@@ -200,7 +200,7 @@ def wait_for(condition, process):
 
 
 def interrupted(folder, number, *, after):
-    """Starts `flash-tf train` as a process of its own, signals it after so many steps; its status and outputs."""
+    """Starts `flash-tf train` in a new process and signals it after some steps. Returns status and outputs."""
     metrics = folder / "model/metrics.jsonl"
     arguments = ["train", str(folder / "config.yaml"), "--model-dir", str(folder / "model")]
     with open(folder / "out", "w") as out, open(folder / "err", "w") as err:

@@ -9,15 +9,15 @@ import tensorflow as tf
 
 from flash_tf import config
 from flash_tf.data.stream import EvaluationBatches
-from flash_tf.training import build
 from flash_tf.training.evaluator import Evaluator, summarize
 from flash_tf.training.objective import CausalObjective
+from flash_tf.training.run import make_cache, make_tokenizer
 from tests import numerics
 from tests.training import runs
 
 
 class Bigrams(keras.Model):
-    """Logits of the next token from a table, row by row of the token before."""
+    """Logits of the next token from a table, with a row for each token before it."""
 
     causal, vocabulary_size = True, runs.VOCABULARY
 
@@ -43,8 +43,8 @@ def table():
 
 def evaluate(folder, table, packing, *, counts_words=True, windows=None):
     experiment = config.load(runs.write(folder, model={"type": "causal_lm"}, data={"packing": packing}))
-    tokenizer = build.make_tokenizer(experiment, str(folder), chief=True, report=lambda line: None)
-    cache = build.make_cache(experiment, str(folder), tokenizer, "validation", lambda *_: None)
+    tokenizer = make_tokenizer(experiment, str(folder), chief=True, report=lambda line: None)
+    cache = make_cache(experiment, str(folder), tokenizer, "validation", lambda *_: None)
     batches = EvaluationBatches(
         cache, sequence_length=runs.LENGTH, overlap=1, packing=packing, align=8, batch_size=4, windows=windows
     )
@@ -59,12 +59,12 @@ def evaluate(folder, table, packing, *, counts_words=True, windows=None):
 
 
 def by_hand(folder, table, tokenizer, packing):
-    """Negative log-likelihood of every token of the validation text, its documents' ends included."""
+    """Negative log-likelihood of every token of the validation text, with the ends of documents."""
     log_p = table - np.log(np.exp(table.astype(np.float64)).sum(axis=1, keepdims=True))
     texts = (folder / "validation.txt").read_text().splitlines()
     labels = [[*ids.tolist(), tokenizer.eos_id] for ids in tokenizer.encode(texts)]
     stream = [token for document in labels for token in document]
-    before = [tokenizer.eos_id, *stream[:-1]]  # of the first token of a document it is the end of the one before
+    before = [tokenizer.eos_id, *stream[:-1]]  # before a document's first token stands the end of the last document
     return -log_p[before, stream], np.array(stream), sum(len(text.split()) for text in texts)
 
 

@@ -1,4 +1,4 @@
-"""A trained model of the quickstart's size: what it generates is what one pass over the whole text says."""
+"""A trained model of the quickstart's size generates the tokens that one pass over the whole text predicts."""
 
 import json
 
@@ -42,7 +42,7 @@ def trained(tmp_path_factory):
 
 
 def assert_said_by_one_pass(model, text, first, logits):
-    """Logits of tokens `first` on, from a stream, are those of one pass; each token is the likeliest or as likely."""
+    """Streamed logits from token `first` on equal the logits of one pass, and each token is among the likeliest."""
     want = to_numpy(model(text[None, :-1].astype("int32")))[0, first - 1 :]
     assert numerics.relative_error(logits, want) < numerics.FLOAT32
     tolerance = numerics.FLOAT32 * np.abs(want).max()

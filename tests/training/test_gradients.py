@@ -1,4 +1,4 @@
-"""Clipping and accumulation: what gradient a step applies, against a hand computation."""
+"""Clipping and accumulation: the gradient that a step applies, against a hand computation."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from flash_tf import config
 from flash_tf.config import OptimizerConfig
 from flash_tf.models.causal_lm import CausalLM
 from flash_tf.models.masked_lm import MaskedLM
-from flash_tf.training.step import uses_xla
+from flash_tf.training.trainer import uses_xla
 from tests import numerics
 from tests.training import runs
 
@@ -18,7 +18,7 @@ CAUSAL = {"model": {"type": "causal_lm", "depth": 1}, "data": {"packing": "docum
 
 def after_one_step(path, folder, clip):
     """The gradient that a first step applied, from AdamW's running mean, and the norm that it recorded."""
-    run, trainer = runs.prepared(path, f"{folder}/{clip}", "strategy.type=mirrored", f"optimizer.clip={clip}")
+    run, trainer = runs.opened(path, f"{folder}/{clip}", "strategy.type=mirrored", f"optimizer.clip={clip}")
     trainer.train(tf.constant(1))
     mean = {name: m.numpy() / (1 - OptimizerConfig.betas[0]) for name, m in run.optimizer.m.items()}
     return mean, float(trainer.history[0, 1])
@@ -26,7 +26,7 @@ def after_one_step(path, folder, clip):
 
 def gradients_by_rows(path, folder):
     """Sums of gradients and predicted tokens over the first two rows of the first batch, and over the last two."""
-    run, trainer = runs.prepared(path, f"{folder}/by-rows")
+    run, trainer = runs.opened(path, f"{folder}/by-rows")
     batch = next(trainer._iterator)
     sums = []
     for rows in (slice(0, 2), slice(2, 4)):

@@ -10,7 +10,7 @@ from tests.training import runs
 
 
 def recite(folder):
-    """Text in which each word follows from the one before: parts of one long cycle of words."""
+    """Text in which each word decides the next: stretches of one long cycle of words."""
     draw = random.Random(0)
     cycle = ["".join(draw.choices("abcdefghiklmnop", k=4)) for _ in range(24)]
     for split, documents in (("train", 200), ("validation", 8)):

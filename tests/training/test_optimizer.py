@@ -19,7 +19,7 @@ def draws(seed):
 
 
 def by_hand(weights, all_gradients, *, rates, beta1, beta2, epsilon, decay):
-    """Weights after AdamW's steps in float64: bias corrected, decay of matrices only, times the rate."""
+    """Weights after AdamW's steps in float64: bias-corrected, with decay of matrices only, times the rate."""
     weights = {name: w.astype(np.float64) for name, w in weights.items()}
     m, v = ({name: np.zeros_like(w) for name, w in weights.items()} for _ in range(2))
     for t, (gradients, rate) in enumerate(zip(all_gradients, rates, strict=True), 1):

@@ -1,4 +1,4 @@
-"""A run that was stopped, however roughly, ends where one without a stop does, bit for bit."""
+"""A run that was stopped or killed ends in the same bits as a run without a stop."""
 
 import functools
 import itertools
@@ -45,7 +45,7 @@ def kill():
 
 
 def half(call, args):
-    """Writes the first half of what is to be written, and sees that it is on disk."""
+    """Writes the first half of the data to disk."""
     call(*args[:-1], args[-1][: len(args[-1]) // 2])
     args[0].flush()
     kill()
@@ -61,12 +61,12 @@ def after(call, args):
 
 
 def within(call, args):
-    """Dies some milliseconds later: the draw differs by process, its range is that of a step or a write."""
+    """Dies some milliseconds later. The delay differs by process, within the time of a step or a write."""
     threading.Timer(random.Random(os.getpid()).uniform(0, 0.004), kill).start()
     return call(*args)
 
 
-# Where a run dies, how, and at which of the times that it comes there in one process: between two of these numbers.
+# The place where a run dies, how it dies, and at which visit of the place: between the two numbers.
 EARLY = [
     (tf.io.gfile.GFile, "write", half, 1, 1),  # the config
     (tf.io.gfile.GFile, "write", half, 3, 3),  # the tokenizer
@@ -88,7 +88,7 @@ LATE = [
 
 
 def die(path, model_dir, kind, place, occasion):
-    """Trains until the process comes to a place for the `occasion`-th time, and is killed there."""
+    """Trains until the process comes to a place for the `occasion`-th time, and dies there."""
     owner, name, how, *_ = (EARLY, LATE)[kind][place]
     call, times = getattr(owner, name), itertools.count(1)
 

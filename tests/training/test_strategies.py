@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from flash_tf import config
 from flash_tf.training import loop
-from flash_tf.training.step import dropouts
+from flash_tf.training.trainer import dropouts
 from tests import numerics
 from tests.training import runs
 
@@ -66,13 +66,13 @@ def test_a_checkpoint_of_one_device_goes_on_under_two_replicas_and_the_other_way
 
 
 def dropped(path, model_dir):
-    """Logits of the same tokens at two steps on each of two replicas, by (step, replica); and once more."""
-    run, made = runs.prepared(path, model_dir, MIRRORED)
+    """Logits of the same tokens at two steps on two replicas, by (step, replica); and all of them again."""
+    run, made = runs.opened(path, model_dir, MIRRORED)
     assert dropouts(run.model)
     tokens = tf.constant(np.arange(10)[None] + 10)
     for weight in run.model.trainable_variables:
         if "out_projection/kernel" in weight.path:
-            weight.assign(1e6 * weight)  # at initialisation next to nothing comes out of the layer
+            weight.assign(1e6 * weight)  # at initialisation the layer gives almost nothing
 
     def replica(step):
         context = tf.distribute.get_replica_context()
@@ -108,7 +108,7 @@ def evaluated(path, model_dir, *overrides):
 
 
 def free_ports():
-    """Two ports that nobody listened on just now."""
+    """Two ports that were free a moment ago."""
     with socket.socket() as one, socket.socket() as two:
         for each in (one, two):
             each.bind(("localhost", 0))

@@ -1,4 +1,4 @@
-"""The step that `make tpu-check` lowers: the one that trains, on tensors in the place of variables."""
+"""The step that `make tpu-check` lowers is the training step, on tensors in place of variables."""
 
 import numpy as np
 import pytest
@@ -16,15 +16,17 @@ VARIANTS = {
 
 
 def both_steps(path, folder):
-    """Of the function of tensors, and of a run: what a first step leaves, and the validation sums before it."""
-    run, trainer = runs.prepared(path, folder)
+    """The result of a first step and the validation sums before it, of the function of tensors and of a run."""
+    run, trainer = runs.opened(path, folder)
     batch, done = next(trainer._iterator), tf.constant(0, tf.int64)
     weights = {name: tf.constant(v.numpy()) for name, v in run.optimizer.variables.items()}
     zeros = {name: tf.zeros_like(w) for name, w in weights.items()}
     function, _ = tpu_check.train_and_evaluate(run.config)
     record, updated, sums = tf.function(function, autograph=False)(batch, done, weights, zeros, zeros)
     tensors = {"record": record, "sums": sums, **{name: values[0] for name, values in updated.items()}}
-    real = {"sums": tf.function(loop.make_evaluator(run, run.config.batch_size).sums)(batch)}
+    place, size = {"strategy": run.strategy, "progress": run.progress}, run.config.batch_size
+    evaluator = loop.make_evaluator(run.config, folder, run.model, run.tokenizer, batch_size=size, **place)
+    real = {"sums": tf.function(evaluator.sums)(batch)}
     real |= {"record": tf.function(trainer.step)(batch, done), **run.optimizer.variables}
     return [{name: x.numpy() for name, x in side.items()} for side in (tensors, real)]
 

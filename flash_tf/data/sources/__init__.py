@@ -1,4 +1,4 @@
-"""Where documents come from, one file a source, chosen by `type` in YAML."""
+"""Sources of documents, one file each, chosen by `type` in YAML."""
 
 from collections.abc import Iterator
 from typing import Protocol
@@ -9,23 +9,26 @@ SOURCES = Registry("source", folder=__name__)
 
 
 class Source(Protocol):
-    """What every source offers.
+    """The interface of every source.
 
     Attributes:
-      counts_words: Whether perplexity is also reported per word of the original text, as PG-19 and WikiText are.
+      counts_words: Whether an evaluation also gives the perplexity per word of the original text, as for PG-19 and
+        WikiText.
     """
 
     counts_words: bool
 
     def shards(self, split: str) -> list[str]:
-        """Stable names of the pieces of `split` ("train" or "validation"), in a fixed order, never empty.
+        """Stable names of the shards of `split` ("train" or "validation"), in a fixed order, one or more.
 
-        A piece is what is tokenised at a time, a few to some tens of MB of text. Raises ValueError naming the split,
-        what was needed and what came when there is nothing to read.
+        A shard is tokenised as a whole. It has a few to some tens of MB of text.
+
+        Raises:
+          ValueError: There is nothing to read. The message names the split, the need and the finding.
         """
 
     def documents(self, split: str, shard: str) -> Iterator[str]:
-        """The documents of one piece, always in the same order."""
+        """The documents of one shard, always in the same order."""
 
     def identity(self) -> dict:
-        """What decides the text (name, version, files and their sizes): two sources with equal ones read the same."""
+        """Everything that decides the text: name, version, files, sizes. Equal identities mean the same text."""

@@ -17,12 +17,12 @@ import tensorflow as tf
 
 from flash_tf.data.sources import SOURCES
 
-PIECE_BYTES = 16 << 20
+SHARD_BYTES = 16 << 20
 OPENERS = {".gz": gzip.open, ".xz": lzma.open}
-# ` = Title = ` with a blank line after it. ` = = Section = = ` is none, nor are the rows of tables that look like one.
+# ` = Title = ` with a blank line after it. ` = = Section = = ` does not count, nor do table rows of this form.
 HEADING = re.compile(rb" ?= [^=](.*[^=])? = ?\r?\n?")
 
-# Whether a line begins a document, given the line that follows it.
+# Whether a line begins a document, from the line and the one after it.
 BEGINS: dict[str, Callable[[bytes, bytes], bool]] = {
     "file": lambda line, following: False,
     "line": lambda line, following: True,
@@ -33,7 +33,7 @@ BEGINS: dict[str, Callable[[bytes, bytes], bool]] = {
 
 @dataclass(frozen=True)
 class Span:
-    """The documents of a file whose first byte is at `start` or later and before `stop`."""
+    """The documents of a file that begin at byte `start` or later, and before byte `stop`."""
 
     path: str
     start: int
@@ -42,18 +42,18 @@ class Span:
 
 @SOURCES.register("text_files")
 class TextFiles:
-    """The documents of all files that the globs match, in the order of the globs and, within one, of the paths.
+    """The documents of all files that match the globs, in the order of the globs, and within a glob of the paths.
 
-    Files are UTF-8; `.gz` and `.xz` are unpacked. Documents without text are left out. Plain files of several documents
-    are read in ranges of 16 MB, small files in groups of as much; any other file is read as one piece.
+    Files are UTF-8; `.gz` and `.xz` are unpacked. Documents without text are left out. A shard is a range of 16 MB of a
+    plain file with several documents, or several small files of 16 MB together. Any other file is one shard.
 
     Args:
-      train: A glob or a list of them. `~` is the home folder, `gs://` a bucket.
-      validation: Another.
-      documents: What a document is: a `file`, a `line`, the string under `key` of each line's JSON object, or what
-        stands from one `heading` ` = Title = ` to the next, as in WikiText.
-      key: For documents of type `key`.
-      counts_words: Whether perplexity is also reported per word.
+      train: A glob or a list of globs. `~` is the home folder, `gs://` a bucket.
+      validation: The same for the validation split.
+      documents: The unit of a document: a `file`, a `line`, the string under `key` of each line's JSON object, or the
+        text from one `heading` ` = Title = ` to the next, as in WikiText.
+      key: The JSON key for documents of type `key`.
+      counts_words: Whether an evaluation also gives the perplexity per word.
     """
 
     def __init__(
@@ -69,18 +69,18 @@ class TextFiles:
         self.document = documents
         self.key = key
         self.counts_words = counts_words
-        self._found: dict[str, dict[str, int]] = {}  # by split, since listing a bucket takes long
+        self._found: dict[str, dict[str, int]] = {}  # by split: listing a bucket takes long
 
     def shards(self, split: str) -> list[str]:
-        pieces = self._pieces(split)
-        if not any(True for piece in pieces for _ in self.documents(split, piece)):  # stops at the first document
+        shards = self._shards(split)
+        if not any(True for shard in shards for _ in self.documents(split, shard)):  # stops at the first document
             raise ValueError(
                 f"source 'text_files' needs text for {split}, found none in {', '.join(self.globs[split])}"
             )
-        return list(pieces)
+        return list(shards)
 
     def documents(self, split: str, shard: str) -> Iterator[str]:
-        for span in self._pieces(split)[shard]:
+        for span in self._shards(split)[shard]:
             for offset, document in _documents(span, BEGINS[self.document]):
                 text = _decode(span.path, offset, document)
                 if text.strip() and self.document == "key":
@@ -92,21 +92,21 @@ class TextFiles:
         files = {split: [[path, size] for path, size in self._files(split).items()] for split in self.globs}
         return {**files, "documents": self.document, "key": self.key}
 
-    def _pieces(self, split: str) -> dict[str, list[Span]]:
-        pieces, room = [], 0
+    def _shards(self, split: str) -> dict[str, list[Span]]:
+        shards, room = [], 0
         for path, size in self._files(split).items():
-            count = 1 if self.document == "file" or _opener(path) else math.ceil(size / PIECE_BYTES)
-            ends = [size * i // count for i in range(count)] + [math.inf]  # of a packed file the text's size is unknown
+            count = 1 if self.document == "file" or _opener(path) else math.ceil(size / SHARD_BYTES)
+            ends = [size * i // count for i in range(count)] + [math.inf]  # the text of a packed file may be longer
             for start, stop in itertools.pairwise(ends):
                 if room < size // count:
-                    pieces.append([])
-                    room = PIECE_BYTES
-                pieces[-1].append(Span(path, start, stop))
+                    shards.append([])
+                    room = SHARD_BYTES
+                shards[-1].append(Span(path, start, stop))
                 room -= size // count
-        return {f"{split}-{i:05d}-of-{len(pieces):05d}": piece for i, piece in enumerate(pieces)}
+        return {f"{split}-{i:05d}-of-{len(shards):05d}": shard for i, shard in enumerate(shards)}
 
     def _files(self, split: str) -> dict[str, int]:
-        """Paths and sizes in bytes; ValueError for a glob that matches no file and for a file without a byte."""
+        """Paths and sizes in bytes; ValueError for a glob without a file and for an empty file."""
         if split not in self._found:
             self._found[split] = {}
             for glob in self.globs[split]:
@@ -115,9 +115,9 @@ class TextFiles:
 
 
 class StoredBytes(io.RawIOBase):
-    """What `tf.io.gfile` opens, as Python's readers take it.
+    """A file of `tf.io.gfile` as a raw stream for Python's readers.
 
-    GFile's own lines lack carriage returns, so a byte's place in the file could not be told from them.
+    The lines of a GFile lack carriage returns, so they do not tell the place of a byte in the file.
     """
 
     def __init__(self, path: str):
@@ -162,11 +162,11 @@ def _opener(path: str) -> Callable[..., IO[bytes]] | None:
 
 
 def _lines(path: str, start: int) -> Iterator[tuple[int, bytes]]:
-    """Lines that begin at byte `start` of the unpacked file or later, each with its first byte's number."""
+    """Lines that begin at byte `start` of the unpacked file or later, each with the offset of its first byte."""
     try:
         with io.BufferedReader(StoredBytes(path), 1 << 20) as stored:
             file = opener(stored) if (opener := _opener(path)) else stored
-            if start:  # the line that reaches here from before is not ours
+            if start:  # a line that begins before `start` does not belong to this span
                 file.seek(start - 1)
                 start += len(file.readline()) - 1
             for line in file:
@@ -179,8 +179,8 @@ def _lines(path: str, start: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _documents(span: Span, begins: Callable[[bytes, bytes], bool]) -> Iterator[tuple[int, bytes]]:
-    """Documents of a span, each with its first byte's number. One may reach beyond the span, none begins there."""
-    first, document, ours = 0, [], span.start == 0  # a file's first line begins a document, heading or not
+    """Documents of a span, each with the offset of its first byte. The last may end beyond the span."""
+    first, document, ours = 0, [], span.start == 0  # a file's first line always begins a document
     lines = itertools.chain(_lines(span.path, span.start), [(0, b"")])
     for (offset, line), (_, following) in itertools.pairwise(lines):
         if begins(line, following):
@@ -196,7 +196,7 @@ def _documents(span: Span, begins: Callable[[bytes, bytes], bool]) -> Iterator[t
 
 
 def _decode(path: str, offset: int, document: bytes) -> str:
-    """The text; ValueError with the first byte that is none. A byte order mark is dropped."""
+    """The text without a byte order mark; ValueError with the first byte that is not text."""
     try:
         text = document.decode("utf-8")
         bad = document.find(b"\0")
@@ -208,7 +208,7 @@ def _decode(path: str, offset: int, document: bytes) -> str:
 
 
 def _value(path: str, offset: int, text: str, key: str) -> str:
-    """The string under `key` in a line's JSON object; ValueError with the line's number if there is none."""
+    """The string under `key` in a line's JSON object; ValueError with the line's number without one."""
     try:
         record = json.loads(text)
     except json.JSONDecodeError as error:
@@ -219,7 +219,7 @@ def _value(path: str, offset: int, text: str, key: str) -> str:
         raise ValueError(f"{_place(path, offset)} has no key {key!r}; its keys are: {', '.join(record)}")
     if not isinstance(record[key], str):
         raise ValueError(f"{_place(path, offset)} needs a string under {key!r}, got {record[key]!r}")
-    return record[key].encode("utf-8", "replace").decode()  # JSON may escape half a surrogate pair, which no file holds
+    return record[key].encode("utf-8", "replace").decode()  # half a surrogate pair becomes "?"
 
 
 def _place(path: str, offset: int) -> str:

@@ -13,20 +13,20 @@ from flash_tf.data.sources import SOURCES
 
 @SOURCES.register("tfds")
 class Tfds:
-    """A prepared dataset, on a disk or in a bucket, one document an example. Nothing is downloaded or prepared.
+    """A prepared dataset, on a disk or in a bucket, with one document in each example. Nothing is downloaded.
 
-    Wiki-40B marks its articles' structure with words of its own (`_START_ARTICLE_`, `_START_SECTION_`,
-    `_START_PARAGRAPH_`, `_NEWLINE_`). A text that begins with such a mark is given as plain text: title, paragraphs one
-    a line, a blank line before each section title.
+    Wiki-40B marks the structure of its articles with special words (`_START_ARTICLE_`, `_START_SECTION_`,
+    `_START_PARAGRAPH_`, `_NEWLINE_`). A text that begins with such a mark becomes plain text: the title, each paragraph
+    on a line, a blank line before each section title.
 
     Args:
-      name: As TFDS spells it: `c4/en`, `wiki40b/en:1.3.0`, `pg19`. Without a version the latest one found is read.
+      name: The name in TFDS: `c4/en`, `wiki40b/en:1.3.0`, `pg19`. Without a version it reads the latest one there.
       text_key: The feature that holds the text; `book_text` for PG-19.
       train_split: A TFDS split, which may be a slice: `train[:50%]`.
-      validation_split: Another.
-      data_dir: Folder in which `name` was prepared; null for TFDS's own.
-      documents_per_shard: Examples a piece.
-      counts_words: Whether perplexity is also reported per word.
+      validation_split: The same for validation.
+      data_dir: The folder in which `name` was prepared; null for the default of TFDS.
+      documents_per_shard: Examples in each shard.
+      counts_words: Whether an evaluation also gives the perplexity per word.
     """
 
     def __init__(
@@ -49,25 +49,25 @@ class Tfds:
         self.counts_words = counts_words
 
     def shards(self, split: str) -> list[str]:
-        """Absolute slices, as `train[0:16384]`: reading one does not read what follows it."""
+        """Absolute slices, for example `train[0:16384]`. Reading one does not read the examples after it."""
         step = self.documents_per_shard
-        pieces = [
+        shards = [
             f"{name}[{start}:{min(start + step, to)}]"
             for name, from_, to in self._slices(split)
             for start in range(from_, to, step)
         ]
-        if not pieces:
+        if not shards:
             raise ValueError(f"dataset {self.name} needs documents in {split} split {self.splits[split]!r}, has none")
-        return pieces
+        return shards
 
     def documents(self, split: str, shard: str) -> Iterator[str]:
         import tensorflow_datasets as tfds  # slow
 
-        # One file after the other: the order of the dataset itself, whatever TFDS thinks best for speed.
+        # One file after the other keeps the order of the dataset. TFDS would mix files for speed.
         order = tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False)
         dataset = self._builder.as_dataset(split=shard, shuffle_files=False, read_config=order)
         for example in tfds.as_numpy(dataset):
-            # Old datasets hold a few broken bytes; a run over days should not end at one.
+            # Old datasets hold a few broken bytes, and a run of days should not end at one.
             text = _plain(example[self.text_key].decode("utf-8", "replace"))
             if text.strip():
                 yield text
@@ -77,26 +77,26 @@ class Tfds:
         return {
             "dataset": info.full_name,
             "text_key": self.text_key,
-            "slices": {split: [list(part) for part in self._slices(split)] for split in self.splits},
-            "bytes": {name: part.num_bytes for name, part in info.splits.items()},
+            "slices": {split: [list(one) for one in self._slices(split)] for split in self.splits},
+            "bytes": {name: one.num_bytes for name, one in info.splits.items()},
         }
 
     def _slices(self, split: str) -> list[tuple[str, int, int]]:
-        """Split name, first and last-plus-one example of each slice of the dataset that `split` stands for."""
+        """The slices that make a split: name of the TFDS split, first example, last example plus one."""
         import tensorflow_datasets as tfds
 
         there = self._builder.info.splits
         try:
-            parts = tfds.core.ReadInstruction.from_spec(self.splits[split]).to_absolute(there)
+            slices = tfds.core.ReadInstruction.from_spec(self.splits[split]).to_absolute(there)
         except ValueError as error:
             raise ValueError(f"dataset {self.name} cannot give its {split} split: {error}") from None
-        # TFDS leaves out the ends of a split: None stands for them.
-        whole = {name: part.num_examples for name, part in there.items()}
-        return [(p.splitname, p.from_ or 0, whole[p.splitname] if p.to is None else p.to) for p in parts]
+        # TFDS writes None for the ends of a split.
+        whole = {name: one.num_examples for name, one in there.items()}
+        return [(s.splitname, s.from_ or 0, whole[s.splitname] if s.to is None else s.to) for s in slices]
 
     @cached_property
     def _builder(self) -> Any:
-        """TFDS's reader of the files, found without the code that prepared them, so any version is good."""
+        """The reader of the files. It does not need the code that prepared them, so any version works."""
         import tensorflow_datasets as tfds
         from tensorflow_datasets.core import read_only_builder
         from tensorflow_datasets.core.utils import file_utils
@@ -117,7 +117,7 @@ class Tfds:
 
 
 def _plain(text: str) -> str:
-    """`text` with Wiki-40B's marks turned into newlines, if it has them."""
+    """The text with newlines in place of Wiki-40B's marks."""
     if not text.lstrip().startswith("_START_ARTICLE_"):
         return text
     text = re.sub(r"\s*_START_(?:ARTICLE|SECTION)_\s*", "\n\n", text)

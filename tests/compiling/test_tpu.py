@@ -1,4 +1,4 @@
-"""Compiling for TPUs on the host at hand: every program here goes through libtpu."""
+"""Compiling for TPUs on this host: libtpu compiles every program here."""
 
 import dataclasses
 import functools
@@ -16,7 +16,7 @@ import tensorflow as tf
 from keras import ops
 
 from flash_tf import config
-from flash_tf.compiling import artifact, topology
+from flash_tf.compiling import artifact, tpu
 from flash_tf.compiling.programs import Experiment
 from kernels_xla.common.accelerator import tracing_for
 from tests.numerics import LOOP_CYCLES, LOOP_FLOPS
@@ -29,13 +29,13 @@ SQUARE = (SIZE, SIZE)
 def of_jax(function, *shapes):
     """A function of bfloat16 arrays as HLO."""
     arguments = [jax.ShapeDtypeStruct(shape, jnp.bfloat16 if shape else jnp.int32) for shape in shapes]
-    with jax.enable_x64(False):  # as JAX is; another test may have set it otherwise
+    with jax.enable_x64(False):  # JAX's default; another test may have changed it
         lowered = jax.jit(function).trace(*arguments).lower(lowering_platforms=("tpu",))
     return lowered.compiler_ir("hlo").as_serialized_hlo_module_proto()
 
 
 def of_tensorflow(function, *shapes):
-    """A function of float32 arrays, as training steps are exported."""
+    """A function of float32 arrays, exported like a training step."""
     traced = tf.function(lambda *arrays: function(*arrays), jit_compile=True, autograph=False)
     return traced.experimental_get_compiler_ir(*[tf.TensorSpec(shape) for shape in shapes])(stage="hlo_serialized")
 
@@ -56,7 +56,7 @@ def unrolled(x, w):
 
 @functools.cache
 def report(function, *shapes, of=of_jax, target="v4:2x2x1"):
-    return topology.compile_for(of(function, *shapes), target)
+    return tpu.compile_for(of(function, *shapes), target)
 
 
 def test_a_loop_costs_what_its_unrolled_form_costs():
@@ -118,8 +118,8 @@ def test_memory_is_that_of_arguments_and_results_and_the_report_is_plain_values(
     assert r.estimated_ms == pytest.approx(r.estimated_cycles / 1.05e6)
     assert r.roofline_ms == pytest.approx(1e3 * max(r.flops / 137.5e12, r.hbm_traffic_bytes / 614e9))
     assert sum(row["share"] for row in r.costliest) == pytest.approx(1)
-    assert json.loads(json.dumps(topology.as_dict(r))) == dataclasses.asdict(r)
-    text = topology.as_text(r)
+    assert json.loads(json.dumps(tpu.as_dict(r))) == dataclasses.asdict(r)
+    text = tpu.as_text(r)
     assert "TPU v4, one of a chip's two cores: compiles and fits" in text
     assert f"{r.estimated_ms:,.2f} ms" in text and "dot_general (fusion kOutput): bf16[1024,1024]" in text
 
@@ -149,7 +149,7 @@ def test_a_program_that_does_not_fit_is_reported_with_what_it_needs_and_the_larg
         + r.problem.partition("; ")[2]
     )
     assert "the largest tensor is " in r.problem and "[100000,100000]" in r.problem and "\n" not in r.problem
-    assert r.problem in topology.as_text(r)
+    assert r.problem in tpu.as_text(r)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_topology_that_does_not_exist_is_an_error_that_lists_what_does(name):
 
 
 def test_bytes_that_hold_no_program_are_an_error():
-    for compiled in (topology.analyse, lambda b: topology.compile_for(b, "v6e:1x1")):
+    for compiled in (tpu.analyse, lambda b: tpu.compile_for(b, "v6e:1x1")):
         with pytest.raises(ValueError, match="^it holds no HLO module"):
             compiled(b"nothing")
 
@@ -172,8 +172,8 @@ def test_recomputing_saves_a_tpus_memory():
     for remat in ("0", "2", "true"):
         loaded = config.load("wikitext2_lm/transformer_plus_plus", [*sizes, f"model.remat={remat}"])
         with tracing_for("tpu"):
-            program = Experiment(*artifact.prepare(loaded)).trace_step(1, 2048)
-        needed[remat] = topology.compile_for(program.serialized, "v4:2x2x1").hbm_bytes
+            program = Experiment(*artifact.resolve(loaded)).trace_step(1, 2048)
+        needed[remat] = tpu.compile_for(program.serialized, "v4:2x2x1").hbm_bytes
     weights = 4 * 4 * 2048**2  # bytes of a block: float32, 4 heads, all pairs
     assert needed["0"] - needed["2"] > weights
     assert needed["2"] - needed["true"] > weights
@@ -196,7 +196,7 @@ def test_a_compiler_that_is_missing_too_old_or_crashes_is_one_line(tmp_path, mon
     (tmp_path / "libtpu.py").write_text(libtpu)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with pytest.raises(ValueError, match=said):
-        topology.compile_for(of_jax(layer, SQUARE, SQUARE), "v4:2x2x1")
+        tpu.compile_for(of_jax(layer, SQUARE, SQUARE), "v4:2x2x1")
 
 
 def test_settings_of_the_hosts_own_devices_do_not_reach_the_compiler(monkeypatch):
@@ -207,7 +207,7 @@ def test_settings_of_the_hosts_own_devices_do_not_reach_the_compiler(monkeypatch
         "JAX_PLATFORMS": "tpu",
     }.items():
         monkeypatch.setenv(name, value)
-    assert topology.compile_for(serialized, "v4:2x2x1") == report(layer, SQUARE, SQUARE)
+    assert tpu.compile_for(serialized, "v4:2x2x1") == report(layer, SQUARE, SQUARE)
 
 
 def test_the_compiler_ends_with_the_process_that_waits_for_it(tmp_path):
@@ -219,10 +219,10 @@ def test_the_compiler_ends_with_the_process_that_waits_for_it(tmp_path):
             try:
                 end = os.open(tmp_path / "step.hlo.pb", os.O_WRONLY | os.O_NONBLOCK)
                 break
-            except OSError:  # nobody reads yet
+            except OSError:  # no process reads yet
                 time.sleep(0.1)
         waiting.kill()
     reader = select.poll()
     reader.register(end, 0)
-    assert reader.poll(60_000) == [(end, select.POLLERR)]  # nobody reads any longer
+    assert reader.poll(60_000) == [(end, select.POLLERR)]  # no process reads any longer
     os.close(end)

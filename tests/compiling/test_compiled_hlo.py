@@ -1,10 +1,10 @@
-"""Reading compiled programs: what is counted, and how often. The programs here are written by hand."""
+"""Reading compiled programs and counting their costs. The programs here are written by hand."""
 
 import pytest
 
-from flash_tf.compiling import schedule, tpu_memory, tpu_products
+from flash_tf.compiling import compiled_hlo, tpu_costs
+from flash_tf.compiling.compiled_hlo import Loops
 from flash_tf.compiling.tpu_costs import LoopCosts
-from flash_tf.compiling.tpu_loops import Loops
 
 
 def estimate(cycles):
@@ -90,7 +90,7 @@ ENTRY %main (x: f32[1000], y: s32[1000]) -> (f32[1000], s32[1000]) {
 }
 """
 
-# A product of a batch of 16, as XLA writes it for a TPU; and one that contracts the batch too.
+# A product of a batch of 16 in XLA's form for a TPU, and a product that contracts the batch too.
 BATCHED = """HloModule batched
 
 ENTRY %main (a: bf16[16,256,128], b: bf16[16,128,200]) -> bf16[16,256,200] {
@@ -104,41 +104,41 @@ ENTRY %main (a: bf16[16,256,128], b: bf16[16,128,200]) -> bf16[16,256,200] {
 
 
 def read(text):
-    module = schedule.parse(text)
+    module = compiled_hlo.parse(text)
     loops = Loops(module)
-    return module, loops, list(schedule.walk(module, loops.trips))
+    return module, loops, list(compiled_hlo.walk(module, loops.trips))
 
 
 def test_a_pair_of_start_and_done_is_counted_once():
     module, _, steps = read(ASYNC)
-    assert schedule.cycles(steps) == 300 + 50 + 7 + 20
-    assert tpu_memory.hbm_traffic(module, steps) == 64 * 64 * 4 * (2 + 2 + 1 + 2)
+    assert compiled_hlo.cycles(steps) == 300 + 50 + 7 + 20
+    assert tpu_costs.hbm_traffic(module, steps) == 64 * 64 * 4 * (2 + 2 + 1 + 2)
 
 
 def test_the_longer_branch_stands_for_a_conditional():
     _, _, steps = read(BRANCHES)
-    assert schedule.cycles(steps) == 40
+    assert compiled_hlo.cycles(steps) == 40
 
 
 def test_of_an_array_that_is_sliced_or_updated_in_place_only_that_part_moves():
     module, _, steps = read(PLACES)
     index, row = 4, 128 * 4
-    assert tpu_memory.hbm_traffic(module, steps) == (row + index + row) + row + (index + row)
+    assert tpu_costs.hbm_traffic(module, steps) == (row + index + row) + row + (index + row)
 
 
 def test_every_result_of_an_instruction_moves():
     module, _, steps = read(SORTED)
-    assert tpu_memory.hbm_traffic(module, steps) == 4 * 1000 * 4
+    assert tpu_costs.hbm_traffic(module, steps) == 4 * 1000 * 4
 
 
 def test_products_of_a_batch_are_counted_one_by_one():
     module, _, steps = read(BATCHED)
-    found = {s.instruction.name: tpu_products._products(module, s.computation, s.instruction) for s in steps}
-    assert found["each"] == [tpu_products.Product(count=16, rows=256, inner=128, columns=200)]
-    assert found["all"] == [tpu_products.Product(count=16, rows=128, inner=128, columns=200)]
-    assert tpu_products.padding_waste(module, steps, 128) == 0  # the 200 columns stream, a multiple of 8
+    found = {s.instruction.name: tpu_costs._products(module, s.computation, s.instruction) for s in steps}
+    assert found["each"] == [tpu_costs.Product(count=16, rows=256, inner=128, columns=200)]
+    assert found["all"] == [tpu_costs.Product(count=16, rows=128, inner=128, columns=200)]
+    assert tpu_costs.padding_waste(module, steps, 128) == 0  # the 200 columns stream, a multiple of 8
     useful, padded = (256 * 128 * 200 + 128 * 128 * 200), (256 * 256 * 200 + 128 * 256 * 256)
-    assert tpu_products.padding_waste(module, steps, 256) == pytest.approx(1 - useful / padded)
+    assert tpu_costs.padding_waste(module, steps, 256) == pytest.approx(1 - useful / padded)
 
 
 def loop(condition, step, start=0, bound=8, more=""):
@@ -188,7 +188,7 @@ ENTRY %main (x: f32[4], limit: s32[]) -> f32[4] {{
 def test_a_loop_runs_as_often_as_its_counter_says_unless_xla_says_it(arguments, passes):
     _, loops, steps = read(loop(**arguments))
     assert loops.found == {"loop": passes}
-    assert schedule.cycles(steps) == 10 * passes
+    assert compiled_hlo.cycles(steps) == 10 * passes
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_a_loop_whose_passes_are_not_known_is_named(arguments, reason):
 def test_a_loop_that_never_runs_costs_nothing():
     module, loops, steps = read(loop(condition="LT", step=1, start=8))
     once = {"flops": 104.0, "bytes accessed": 1000.0}
-    assert schedule.cycles(steps) == 0
+    assert compiled_hlo.cycles(steps) == 0
     assert LoopCosts(loop(condition="LT", step=1, start=8), module, loops).total(once)["flops"] < once["flops"]
 
 
@@ -215,14 +215,14 @@ def test_operations_that_differ_by_their_layer_alone_are_one_row():
     for number in (50, 20):
         made_by = f'metadata={{op_name="gradient_tape/lm_1/mixer_{number}_1/mul_{number}/Mul"}}, '
         text = text.replace(estimate(number), made_by + estimate(number))
-    first, second, *_ = schedule.costliest(read(text)[2])
+    first, second, *_ = compiled_hlo.costliest(read(text)[2])
     assert (first["name"], first["count"], first["operation"]) == ("negate", 1, "")
     assert (second["kind"], second["count"], second["cycles"]) == ("exponential", 2, 70)
     assert second["operation"] == "gradient of lm/mixer/mul/Mul" and second["share"] == pytest.approx(70 / 377)
 
 
 def names_without_estimate(text):
-    return [step.instruction.name for step in schedule.without_estimate(read(text)[2])]
+    return [step.instruction.name for step in compiled_hlo.without_estimate(read(text)[2])]
 
 
 def test_large_operations_without_an_estimate_are_found_and_transfers_are_not():
@@ -230,16 +230,16 @@ def test_large_operations_without_an_estimate_are_found_and_transfers_are_not():
     assert names_without_estimate(large) == []
     for opcode, number in (("exponential(%x)", 50), ("negate(%p)", 300), ("add(%exp.1, %copy-done)", 20)):
         large = large.replace(f"{opcode}, {estimate(number)}", opcode)
-    assert names_without_estimate(large) == ["exp.1", "add.2"]  # what is negated is so beside the rest
+    assert names_without_estimate(large) == ["exp.1", "add.2"]  # the negation runs beside the rest
     assert names_without_estimate(large.replace("512,512", "64,64")) == []
 
 
 def test_the_largest_integer_is_no_estimate():
     text = ASYNC.replace("64,64", "512,512").replace(estimate(50), estimate(2**63 - 1))
     assert names_without_estimate(text) == ["exp.1"]
-    assert schedule.cycles(read(text)[2]) == schedule.cycles(read(ASYNC)[2]) - 50
+    assert compiled_hlo.cycles(read(text)[2]) == compiled_hlo.cycles(read(ASYNC)[2]) - 50
 
 
 def test_text_that_is_no_program_is_an_error():
     with pytest.raises(ValueError, match="no entry computation"):
-        schedule.parse("nothing here")
+        compiled_hlo.parse("nothing here")

@@ -1,0 +1,266 @@
+"""The signatures of exported language models, as functions of tensors: for every model, masked ones and causal ones."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import keras
+import tensorflow as tf
+
+from flash_tf.data.tokenizer import Tokenizer
+from flash_tf.exporting.readers import IdReader, Rows, TextReader, checked
+from flash_tf.generation.decoding import continuation
+
+
+class Limits(NamedTuple):
+    """Sizes that are fixed when a model is exported.
+
+    Attributes:
+      longest: The most tokens of a text; for a cache that grows, its capacity.
+      new_tokens: The most tokens that `generate` adds.
+      top_k: Candidates of `fill_mask` for each mask.
+    """
+
+    longest: int
+    new_tokens: int
+    top_k: int
+
+
+class Served(tf.Module):
+    """A model with its signatures. A subclass adds to `endpoints`, and has a method for each.
+
+    Args:
+      model: The model.
+      tokenizer: Its tokenizer.
+      reader: Reads requests: `TextReader`, or `IdReader` for an export without the tokenizer.
+      limits: Limits of requests.
+    """
+
+    def __init__(self, model: keras.Model, tokenizer: Tokenizer, reader: IdReader, limits: Limits):
+        super().__init__(name="served")
+        self.model_weights = {weight.path.replace("/", "."): weight.value for weight in model.weights}
+        self._model, self._tokenizer, self._reader, self._limits = model, tokenizer, reader, limits
+        self._ids = IdReader(tokenizer, limits.longest)
+
+    def endpoints(self) -> dict[str, tuple[Callable, list[tf.TensorSpec]]]:
+        """Each signature's function and arguments, the most useful signature first."""
+        given = [self._reader.spec]
+        return {"embed": (self.embed, given), "score": (self.score, given), "logits": (self.logits, [IdReader.spec])}
+
+    @property
+    def writes(self) -> bool:
+        """Whether answers contain text."""
+        return isinstance(self._reader, TextReader)
+
+    def embed(self, given):
+        """Text or ids -> `embedding [b, d]`: the mean of the last layer over a text's tokens."""
+        rows = self._reader.read(given)
+        x = tf.cast(self._encode(rows.ids, rows.real), tf.float32)
+        x = tf.where(rows.real[..., None], x, 0.0)
+        return {"embedding": tf.reduce_sum(x, axis=1) / tf.cast(rows.lengths, tf.float32)[:, None]}
+
+    def score(self, given):
+        """Text or ids -> `log_likelihood [b]`, its `tokens [b]`, and `token_log_likelihoods [b, n]`, 0 at padding."""
+        rows = self._reader.read(given)
+        each = tf.where(rows.real, self._log_likelihoods(rows), 0.0)
+        return {
+            "log_likelihood": tf.reduce_sum(each, axis=1),
+            "tokens": rows.lengths,
+            "token_log_likelihoods": each,
+        }
+
+    def logits(self, ids):
+        """Ids `[b, n]` -> `logits [b, n, V]`, meaningless at padding."""
+        rows = self._ids.read(ids)
+        logits = self._head(self._encode(rows.ids, rows.real))
+        return {"logits": tf.pad(logits, [[0, 0], [0, tf.shape(ids)[1] - tf.shape(rows.ids)[1]], [0, 0]])}
+
+    def plain_logits(self, ids):
+        """Ids `[b, n]` without padding -> logits `[b, n, V]`, without checks."""
+        return self._head(self._model.encode(ids, training=False))
+
+    def _log_likelihoods(self, rows: Rows) -> tf.Tensor:
+        """The log-likelihood of each token, float32 `[b, n]`."""
+        raise NotImplementedError
+
+    def _encode(self, ids, real, **options):
+        return self._model.encode(ids, padding_mask=real, training=False, **options)
+
+    def _head(self, x):
+        return tf.cast(self._model.head(x), tf.float32)
+
+
+class ServedMaskedLM(Served):
+    """Fills masks, and scores texts by their pseudo-log-likelihood; see `Served`."""
+
+    def endpoints(self):
+        return {"fill_mask": (self.fill_mask, [self._reader.spec]), **super().endpoints()}
+
+    def fill_mask(self, given):
+        """Text or ids with masks -> the likeliest tokens at each mask, as in `flash_tf.filling.fill_mask`.
+
+        Returns:
+          `masks [b]`, the number of masks in each text; `ids` and `probabilities [b, m, k]`, likeliest first. For texts
+          also `tokens` and `texts [b, m, k]`, the text with this mask filled. A text with fewer masks than m has zeros
+          at the end.
+        """
+        rows = self._reader.read(given, masks=True) if self.writes else self._reader.read(given)
+        mask = self._tokenizer.mask_id
+        at = tf.cast(tf.RaggedTensor.from_value_rowids(*self._places(rows.ids, mask)), tf.int32)
+        masks = tf.cast(at.row_lengths(), tf.int32)
+        what = "each text needs a <mask>" if self.writes else f"each text needs a mask, id {mask}"
+        ids = checked(rows.ids, (tf.reduce_all(masks > 0), f"{what}, got texts with", masks))
+        at = at.to_tensor()
+        logits = self._head(self._encode(ids, rows.real, masked_positions=at))
+        special = tf.reduce_any([tf.range(tf.shape(logits)[-1]) == i for i in self._tokenizer.special_ids], axis=0)
+        logits = tf.where(special, float("-inf"), logits)
+        probabilities, found = tf.math.top_k(tf.nn.softmax(logits), self._limits.top_k)
+        there = tf.sequence_mask(masks, tf.shape(at)[1])[..., None]
+        answer = {
+            "masks": masks,
+            "ids": tf.where(there, found, 0),
+            "probabilities": tf.where(there, probabilities, 0.0),
+        }
+        if self.writes:
+            filled = tf.range(tf.shape(ids)[1]) == at[..., None, None]  # [b, m, 1, n]
+            texts = self._reader.write(tf.where(filled, found[..., None], ids[:, None, None]))
+            answer |= {"tokens": tf.where(there, self._reader.pieces(found), ""), "texts": tf.where(there, texts, "")}
+        return answer
+
+    def _places(self, ids, mask):
+        """For all masks their columns and the numbers of their texts, and the number of texts."""
+        found = tf.where(ids == mask)
+        return found[:, 1], found[:, 0], tf.shape(ids, tf.int64)[0]
+
+    def _log_likelihoods(self, rows):
+        """Each token's log-likelihood if it alone is masked. This takes a forward pass for each column."""
+
+        def of_column(at):
+            ids = tf.where(tf.range(tf.shape(rows.ids)[1]) == at, self._tokenizer.mask_id, rows.ids)
+            x = self._encode(ids, rows.real, masked_positions=tf.fill([tf.shape(ids)[0], 1], at))
+            return _log_likelihood_of(self._head(x)[:, 0], rows.ids[:, at])
+
+        columns = tf.range(tf.shape(rows.ids)[1])
+        each = tf.map_fn(of_column, columns, fn_output_signature=tf.float32, parallel_iterations=1)
+        return tf.transpose(each)
+
+
+class ServedCausalLM(Served):
+    """Continues texts, and scores them as documents; see `Served`.
+
+    A state is a flat dictionary of tensors, with the names of `CausalLM.initial_state` and `_` for `/`.
+    """
+
+    def endpoints(self):
+        if not self.decodes:
+            return super().endpoints()
+        given, batch_size = [self._reader.spec], [tf.TensorSpec([], tf.int32, "batch_size")]
+        step = [tf.TensorSpec([None], tf.int32, "token"), *self.state_specs()]
+        return {
+            "generate": (self.generate, given),
+            **super().endpoints(),
+            "initial_state": (self.initial_state, batch_size),
+            "prefill": (self.prefill, [IdReader.spec]),
+            "decode_step": (self.decode_step, step),
+        }
+
+    @property
+    def decodes(self) -> bool:
+        """Whether the model can continue from a state. Some models need the length of the whole text first."""
+        return self._model.obstacle is None
+
+    @property
+    def bounded(self) -> bool:
+        """Whether a text has at most `Limits.longest` tokens, also when it is read step by step."""
+        return self._model.grows or self._model.max_length is not None
+
+    @property
+    def _capacity(self):
+        return self._limits.longest if self._model.grows else None
+
+    def state_specs(self, batch: int | None = None) -> list[tf.TensorSpec]:
+        """The entries of a state for `batch` texts, in order."""
+        state = self._model.initial_state(1, self._capacity)
+        return [tf.TensorSpec([batch, *x.shape[1:]], x.dtype, _flat(name)) for name, x in state.items()]
+
+    def initial_state(self, batch_size):
+        """Batch size -> the state before the first token."""
+        need = batch_size > 0, "a state needs a batch size of 1 or more, got", batch_size
+        return self.named(self._model.initial_state(checked(batch_size, need), self._capacity))
+
+    def prefill(self, ids):
+        """Ids `[b, n]` -> `logits [b, V]` after the last token of each text, and the state after it."""
+        logits, state = self._read(self._ids.read(ids))
+        return {"logits": logits, **self.named(state)}
+
+    def decode_step(self, token, *state):
+        """The next token of each text `[b]` and the state -> `logits [b, V]` after this token, and the next state."""
+        position, batch_size = state[-1], tf.shape(token)[0]
+        needs = [self._ids.known(token)]
+        for x, spec in zip(state, self.state_specs(), strict=True):
+            shape = [batch_size, *spec.shape[1:]]
+            same = tf.reduce_all(tf.shape(x) == shape)
+            needs.append((same, f"{spec.name} needs the first shape, got the second", shape, tf.shape(x)))
+        if self.bounded:
+            room = tf.reduce_all(position < self._limits.longest)
+            needs.append((room, f"the state has room for {self._limits.longest} tokens, got texts with", position))
+        # Reading a cache begins with the positions, so they wait for the checks too.
+        token, position = (checked(x, *needs) for x in (token, position))
+        logits, state = self.step(token, *state[:-1], position)
+        return {"logits": logits, **self.named(state)}
+
+    def step(self, token, *state):
+        """`decode_step` without checks: logits `[b, V]`, and the state under the model's names."""
+        names = self._model.initial_state(1, self._capacity)
+        logits, state = self._model.extend(token[:, None], dict(zip(names, state, strict=True)))
+        return tf.cast(logits[:, 0], tf.float32), state
+
+    def generate(self, given):
+        """Text or ids -> the greedy continuation, up to the end of the document.
+
+        Returns:
+          `ids [b, k]`, the continuation, with padding after its end. For texts also `continuation [b]` and `text [b]`,
+          the prompt with the continuation.
+        """
+        rows, steps, stop = self._reader.read(given), self._limits.new_tokens, self._tokenizer.eos_id
+        if self.bounded:
+            longest = tf.reduce_max(rows.lengths)
+            room = longest + steps <= self._limits.longest, self._no_room, longest
+            rows = rows._replace(ids=checked(rows.ids, room), lengths=checked(rows.lengths, room))
+        logits, state = self._read(rows)
+        chosen = continuation(self._model, logits, state, steps, lambda logits, _: tf.argmax(logits, -1), (stop,))
+        ended = tf.cumsum(tf.cast(chosen == stop, tf.int32), axis=1) > 0
+        chosen = tf.where(ended, self._tokenizer.pad_id, chosen)
+        if not self.writes:
+            return {"ids": chosen}
+        whole = self._reader.write(tf.concat([rows.ids, chosen], axis=1))
+        return {"text": whole, "continuation": self._reader.write(chosen), "ids": chosen}
+
+    @property
+    def _no_room(self):
+        steps, longest = self._limits.new_tokens, self._limits.longest
+        return f"a prompt and its {steps} new tokens must fit {longest} tokens, got a prompt of"
+
+    def _read(self, rows):
+        """Prompts of any lengths -> logits `[b, V]` after each prompt, and the state."""
+        state = self._model.initial_state(tf.shape(rows.ids)[0], self._capacity)
+        logits, state = self._model.extend(rows.ids, state, rows.lengths, last=True)
+        return tf.cast(logits[:, 0], tf.float32), state
+
+    def named(self, state: dict) -> dict:
+        """A state with the names of the signatures."""
+        return {_flat(name): x for name, x in state.items()}
+
+    def _log_likelihoods(self, rows):
+        """Each token's log-likelihood after the tokens before it. The first token follows an end-of-document token."""
+        opening = tf.fill([tf.shape(rows.ids)[0], 1], self._tokenizer.eos_id)
+        before = tf.concat([opening, rows.ids[:, :-1]], axis=1)
+        return _log_likelihood_of(self._head(self._encode(before, rows.real)), rows.ids)
+
+
+def _log_likelihood_of(logits: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
+    """The log-likelihoods of ids `[...]` under logits `[..., V]`."""
+    return -tf.nn.sparse_softmax_cross_entropy_with_logits(ids, logits)
+
+
+def _flat(name):
+    return name.replace("/", "_")

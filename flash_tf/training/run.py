@@ -1,0 +1,221 @@
+"""A training run: its model, tokenizer, data, step and checkpoints, restored to where it was."""
+
+import contextlib
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Iterator
+
+import keras
+import orbit
+import tensorflow as tf
+
+from flash_tf.config import Config
+from flash_tf.data.sources import SOURCES
+from flash_tf.data.stream import WindowStream
+from flash_tf.data.token_cache import TokenCache
+from flash_tf.data.tokenizer import Tokenizer
+from flash_tf.training import modelling, run_directory
+from flash_tf.training.checkpoints import Checkpoints
+from flash_tf.training.evaluator import per_replica
+from flash_tf.training.objective import OBJECTIVES
+from flash_tf.training.optimizer import AdamW
+from flash_tf.training.progress import Progress
+from flash_tf.training.restore import check_vocabulary, load_tokenizer
+from flash_tf.training.run_directory import TOKENIZER
+from flash_tf.training.strategy import is_chief, make_strategy
+from flash_tf.training.trainer import Trainer, TrainStep, uses_xla
+
+WAIT = 600  # seconds that other workers give the chief to make a tokenizer
+
+
+@dataclasses.dataclass(kw_only=True)
+class Run:
+    """A run, restored to where it was.
+
+    Attributes:
+      saved: Step of the checkpoint that this process wrote or restored last.
+      evaluated: Evaluations up to this step are done.
+      evaluation: The last evaluation, with its `step`; empty before the first.
+    """
+
+    config: Config
+    model_dir: str
+    progress: Progress
+    strategy: tf.distribute.Strategy
+    tokenizer: Tokenizer
+    objective: object
+    model: keras.Model
+    optimizer: AdamW
+    step: tf.Variable
+    checkpoints: Checkpoints
+    saved: int | None = None
+    evaluated: int = 0
+    evaluation: dict = dataclasses.field(default_factory=dict)
+
+    @property
+    def chief(self) -> bool:
+        return is_chief(self.strategy)
+
+    @property
+    def position(self) -> int:
+        """Windows read so far: the position in the stream of data."""
+        return int(self.step.numpy()) * self.config.batch_size
+
+    @property
+    def variables(self) -> dict[str, tf.Variable]:
+        """The content of a checkpoint. Random numbers depend on the seed, the step and the position alone."""
+        return {**self.weights, **self.optimizer.state()}
+
+    @property
+    def weights(self) -> dict[str, tf.Variable]:
+        return {v.path: v.value for v in self.model.weights}
+
+    def save(self) -> None:
+        """Saves a checkpoint of this step, with the validation loss if this step was evaluated."""
+        if not self.chief:
+            return
+        step = int(self.step.numpy())
+        loss = {"loss": self.evaluation["loss"]} if self.evaluation.get("step") == step else {}
+        if step != self.saved:
+            notes = {"step": step, "position": self.position, "seed": self.config.train.seed, **loss}
+            self.checkpoints.save(self.variables, notes)
+            self.saved = step
+        elif loss:
+            self.checkpoints.note(step, loss)
+        self.checkpoints.prune(self.config.train.keep)
+
+    def records(self, name: str, step: int) -> run_directory.Records:
+        """A file of records, cut off after a step. Only the chief writes it."""
+        return run_directory.Records(f"{self.model_dir}/{name}" if self.chief else None, step)
+
+
+def open_run(config: Config, model_dir: str, progress: Progress) -> Run:
+    """Makes a run's model and optimizer under the strategy's scope, and restores the newest checkpoint.
+
+    Raises:
+      ValueError: The config is not valid, or the model directory holds another run.
+    """
+    config = modelling.with_masking(config)
+    strategy = make_strategy(config.strategy)
+    replicas, accumulate = strategy.num_replicas_in_sync, config.train.accumulate
+    if config.batch_size % (replicas * accumulate):
+        raise ValueError(
+            f"{config.batch_size} sequences a step (train.tokens_per_step / data.sequence_length) do not divide "
+            f"by {replicas} replicas x train.accumulate {accumulate}"
+        )
+    if is_chief(strategy):
+        run_directory.claim(model_dir, config)
+    tokenizer = make_tokenizer(config, model_dir, chief=is_chief(strategy), report=progress.line)
+    keras.utils.set_random_seed(config.train.seed)
+    with strategy.scope():
+        model = modelling.make_model(config)
+        optimizer = AdamW(config.optimizer, config.train.steps, {v.path: v.value for v in model.trainable_variables})
+        step = orbit.utils.create_global_step()
+    run = Run(
+        config=config,
+        model_dir=model_dir,
+        progress=progress,
+        strategy=strategy,
+        tokenizer=tokenizer,
+        objective=OBJECTIVES[config.model["type"]](config, tokenizer),
+        model=model,
+        optimizer=optimizer,
+        step=step,
+        checkpoints=Checkpoints(f"{model_dir}/checkpoints", progress.line),
+    )
+    if (notes := run.checkpoints.restore_newest(run.variables)) is not None:
+        step.assign(notes["step"])
+        run.saved = notes["step"]
+        run.evaluated = notes["step"] - ("loss" not in notes)
+        progress.line(f"going on from step {notes['step']:,}")
+    return run
+
+
+def open_stream(run: Run) -> WindowStream:
+    """The training windows of a run. A background thread begins to tokenise them."""
+    config = run.config
+    return WindowStream(
+        make_cache(config, run.model_dir, run.tokenizer, "train", run.progress.tokenised),
+        sequence_length=config.data.sequence_length,
+        overlap=run.objective.overlap,
+        packing=config.data.packing,
+        align=run.model.align,
+        seed=config.train.seed,
+        limit=config.train.steps * config.batch_size,
+    )
+
+
+def make_trainer(run: Run, stream: WindowStream) -> Trainer:
+    """The trainer of a run, which reads the stream from the run's position."""
+    config, position = run.config, run.position
+
+    def pipeline(context):
+        share = config.batch_size // context.num_input_pipelines
+        dataset = stream.dataset(position, config.batch_size, context.num_input_pipelines, context.input_pipeline_id)
+        return per_replica(dataset, share, context)
+
+    return Trainer(
+        step=TrainStep(run.model, run.objective, run.optimizer, config, jit_compile=uses_xla(config, run.model)),
+        strategy=run.strategy,
+        global_step=run.step,
+        dataset=run.strategy.distribute_datasets_from_function(pipeline),
+    )
+
+
+@contextlib.contextmanager
+def errors_of(stream: WindowStream) -> Iterator[None]:
+    """Raises the original error of reading data in place of tf.data's."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        raise stream.failure or error from None
+
+
+def make_tokenizer(config: Config, model_dir: str, *, chief: bool, report: Callable[[str], None]) -> Tokenizer:
+    """The tokenizer of a run: the one in the model directory, else the config's, else a new one.
+
+    It is saved in the model directory.
+
+    Args:
+      config: The experiment.
+      model_dir: The model directory.
+      chief: Whether this process makes the tokenizer. Others wait for it.
+      report: Called with a line before a new tokenizer is trained.
+
+    Raises:
+      ValueError: Its size is not the model's vocabulary size, or the chief did not make it in time.
+    """
+    path = f"{model_dir}/{TOKENIZER}"
+    needed = config.model["vocabulary_size"]
+    if not tf.io.gfile.exists(path) and chief:
+        if config.data.tokenizer is not None:
+            tokenizer = Tokenizer.load(config.data.tokenizer)
+            check_vocabulary(tokenizer, needed, config.data.tokenizer)
+        else:
+            report(f"training a tokenizer of {needed:,} pieces on the training split")
+            tokenizer = Tokenizer.train(_documents(config), needed, config.data.whitespace)
+        tokenizer.save(f"{path}.partial")
+        tf.io.gfile.rename(f"{path}.partial", path, overwrite=True)
+    deadline = time.monotonic() + WAIT
+    while not tf.io.gfile.exists(path):
+        if time.monotonic() > deadline:
+            raise ValueError(f"worker 0 did not write {path} within {WAIT} s: is it running with this folder?")
+        time.sleep(1)
+    return load_tokenizer(config, model_dir)
+
+
+def _documents(config):
+    source = SOURCES.build(config.data.source)
+    for shard in source.shards("train"):
+        yield from source.documents("train", shard)
+
+
+def make_cache(
+    config: Config, model_dir: str, tokenizer: Tokenizer, split: str, on_progress: Callable[[int, int, str], None]
+) -> TokenCache:
+    """The tokens of a split, on disk in the model directory or in the folder of `data.cache`."""
+    folder = config.data.cache or f"{model_dir}/tokens"
+    if "://" in folder:
+        raise ValueError(f"tokens need a local disk: set data.cache to a local folder, got {folder}")
+    return TokenCache(os.path.expanduser(folder), SOURCES.build(config.data.source), tokenizer, split, on_progress)
