@@ -220,7 +220,7 @@ def _read(name, before=()):
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
-        raise ValueError(f"{path}: a config is a mapping with model, data, …; got {type(values).__name__}")
+        raise ValueError(f"{path}: a config must be a mapping with model, data, …, got {type(values).__name__}")
     if "base" not in values:
         return path, values
     if not isinstance(base := values.pop("base"), str):

@@ -160,8 +160,8 @@ def test_a_wrong_override_is_refused_with_the_file_and_the_place(path, override,
 
 
 @pytest.mark.parametrize(("text", "message"), [
-    ("- 1\n- 2\n", ": a config is a mapping with model, data, …; got list"),
-    ("", ": a config is a mapping with model, data, …; got NoneType"),
+    ("- 1\n- 2\n", ": a config must be a mapping with model, data, …, got list"),
+    ("", ": a config must be a mapping with model, data, …, got NoneType"),
     ("model: {type: masked_lm}\n", " needs data"),
     ("model: {type: masked_lm}\ndata: {sequence_length: 8}\n", ": data needs source"),
 ])  # fmt: skip

@@ -119,7 +119,7 @@ class Manifest:
 
 
 def write(manifest: Manifest, directory: str) -> None:
-    """Writes the manifest into an artifact's directory. A reader sees the whole of it, or the one before."""
+    """Writes the manifest into an artifact's directory. A reader finds the new one or the old one, both whole."""
     path = Path(directory, MANIFEST)
     partial = path.with_name(f"{MANIFEST}.partial")
     partial.write_text(json.dumps({"format": FORMAT, **dataclasses.asdict(manifest)}, indent=1) + "\n")

@@ -23,7 +23,7 @@ class Windows:
       tokens: `[t]`, the shard's tokens.
       starts: int64 `[s]`, the place of each segment's first token.
       lengths: int64 `[s]`, each segment's length, at least 1.
-      opens: bool `[s]`, the segments whose first token is `opening_id`, whatever stands at its place.
+      opens: bool `[s]`, the segments whose first token is `opening_id` in place of the token at its place.
       columns: int64 `[s]`, the column of its window where each segment starts.
       bounds: int64 `[w + 1]`; window i holds the segments `bounds[i]` to `bounds[i + 1] - 1`.
       opening_id: The token that begins a document or the stream.

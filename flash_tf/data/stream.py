@@ -95,7 +95,7 @@ class WindowStream:
         """
         if batch_size % pipelines or not 0 <= pipeline < pipelines:
             raise ValueError(
-                f"batch_size must divide by the number of input pipelines and pipeline be one of them, got "
+                f"batch_size must be a multiple of pipelines, and pipeline must be below pipelines, got "
                 f"batch_size {batch_size}, pipelines {pipelines}, pipeline {pipeline}"
             )
         share = batch_size // pipelines
@@ -257,6 +257,6 @@ def _shuffle(count: int, seed: int, epoch: int, purpose: int) -> np.ndarray:
 def _no_window(cache: TokenCache, needed: int) -> ValueError:
     longest = max(len(cache.get(index).tokens) for index in range(len(cache.shards)))
     return ValueError(
-        f"the {cache.split} split has no window: a shard of at least {needed} tokens is needed, "
+        f"the {cache.split} split has no window: it needs a shard of at least {needed} tokens, "
         f"the longest of its {len(cache.shards)} has {longest}"
     )

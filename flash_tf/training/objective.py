@@ -25,8 +25,8 @@ class Prediction(NamedTuple):
     weights: tf.Tensor
 
 
-class Question(NamedTuple):
-    """The inputs and labels of a batch.
+class Examples(NamedTuple):
+    """The inputs and labels that an objective makes of a batch.
 
     Attributes:
       tokens: int32 `[b, n]`.
@@ -42,7 +42,9 @@ class Question(NamedTuple):
 
 
 class Objective:
-    """Turns windows into questions, and a model's answers into likelihoods. A subclass defines `ask` and `overlap`.
+    """Turns windows into examples, and a model's predictions into likelihoods.
+
+    A subclass defines `examples` and `overlap`.
 
     Attributes:
       overlap: Tokens of a window beyond the sequence length.
@@ -50,13 +52,13 @@ class Objective:
 
     overlap: int
 
-    def ask(self, batch: dict[str, tf.Tensor], training: bool) -> Question:
-        """The question of a batch."""
+    def examples(self, batch: dict[str, tf.Tensor], training: bool) -> Examples:
+        """The examples of a batch."""
         raise NotImplementedError
 
     def __call__(self, model: keras.Model, batch: dict[str, tf.Tensor], training: bool = False) -> Prediction:
         """The likelihood at each predicted position."""
-        tokens, options, labels, weights = self.ask(batch, training)
+        tokens, options, labels, weights = self.examples(batch, training)
         logits = tf.cast(model(tokens, **options, training=training), tf.float32)
         return Prediction(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits), labels, weights)
 
@@ -66,7 +68,7 @@ class Objective:
         The numbers are the same as in `__call__`, but computed in blocks of tokens: all logits at once would not fit
         beside the activations.
         """
-        tokens, options, labels, weights = self.ask(batch, training=True)
+        tokens, options, labels, weights = self.examples(batch, training=True)
         x = model.encode(tokens, **options, training=True)
         x, labels, weights = (tf.reshape(t, [-1, *t.shape[2:]]) for t in (x, labels, weights))
         loss = cross_entropy(x, model.embedding.embeddings, model.output_bias, labels, weights)
@@ -81,13 +83,13 @@ class CausalObjective(Objective):
     def __init__(self, config: Config, tokenizer: Tokenizer):
         self._pad = tokenizer.pad_id
 
-    def ask(self, batch, training):
+    def examples(self, batch, training):
         tokens, labels = batch["tokens"][:, :-1], batch["tokens"][:, 1:]
         counts, segments = labels != self._pad, None
         if "segment_ids" in batch:
             segments, following = batch["segment_ids"][:, :-1], batch["segment_ids"][:, 1:]
             counts = (following == segments) & (following > 0)
-        return Question(tokens, {"segment_ids": segments}, labels, tf.cast(counts, tf.float32))
+        return Examples(tokens, {"segment_ids": segments}, labels, tf.cast(counts, tf.float32))
 
 
 class MaskedObjective(Objective):
@@ -107,7 +109,7 @@ class MaskedObjective(Objective):
         }
         self._starts_word = tokenizer.starts_word if config.masking.whole_words else None
 
-    def ask(self, batch, training):
+    def examples(self, batch, training):
         segments = batch.get("segment_ids")
         starts = None if self._starts_word is None else tf.constant(self._starts_word)
         masked = mask_tokens(
@@ -116,7 +118,7 @@ class MaskedObjective(Objective):
         # Concatenated training windows are full. Only the last window of an evaluation has padding.
         padding = None if training or segments is not None else batch["tokens"] != self._pad
         options = {"masked_positions": masked.positions, "padding_mask": padding, "segment_ids": segments}
-        return Question(masked.inputs, options, masked.labels, masked.weights)
+        return Examples(masked.inputs, options, masked.labels, masked.weights)
 
 
 OBJECTIVES = {"causal_lm": CausalObjective, "masked_lm": MaskedObjective}  # of each model type

@@ -34,6 +34,16 @@ class Run:
     """A run, restored to where it was.
 
     Attributes:
+      config: The experiment, with its masking written out.
+      model_dir: The folder of the run, local or gs://.
+      progress: Shows the state of the run.
+      strategy: The strategy of the variables.
+      tokenizer: The run's tokenizer.
+      objective: The training objective.
+      model: The model.
+      optimizer: The optimizer of the model's variables.
+      step: Steps done.
+      checkpoints: The run's checkpoints.
       saved: Step of the checkpoint that this process wrote or restored last.
       evaluated: Evaluations up to this step are done.
       evaluation: The last evaluation, with its `step`; empty before the first.
@@ -101,8 +111,8 @@ def open_run(config: Config, model_dir: str, progress: Progress) -> Run:
     replicas, accumulate = strategy.num_replicas_in_sync, config.train.accumulate
     if config.batch_size % (replicas * accumulate):
         raise ValueError(
-            f"{config.batch_size} sequences a step (train.tokens_per_step / data.sequence_length) do not divide "
-            f"by {replicas} replicas x train.accumulate {accumulate}"
+            f"{config.batch_size} sequences a step (train.tokens_per_step / data.sequence_length) must be "
+            f"a multiple of {replicas} replicas x train.accumulate {accumulate}"
         )
     if is_chief(strategy):
         run_directory.claim(model_dir, config)

@@ -55,7 +55,7 @@ def claim(model_dir: str, config: configs.Config) -> None:
             raise ValueError(
                 f"{model_dir} holds a run with {key} = {old!r}, this one has {new!r}"
                 f"{f' (and {len(changed) - 1} more options differ)' if len(changed) > 1 else ''}; "
-                "use another --model-dir, or the same config to go on with it"
+                "use another --model-dir, or the same config to continue it"
             )
     elif trained:
         raise ValueError(f"{model_dir} has checkpoints but no {CONFIG}: use another --model-dir")

@@ -198,7 +198,7 @@ def test_unequal_shares_are_refused(tmp_path, pipelines, pipeline):
 def test_a_split_without_a_window_is_one_clear_error(tmp_path, texts):
     longest = max(len(expected(shard)) for shard in texts)
     message = (
-        f"the train split has no window: a shard of at least 16 tokens is needed, the longest of its 2 has {longest}"
+        f"the train split has no window: it needs a shard of at least 16 tokens, the longest of its 2 has {longest}"
     )
     with pytest.raises(ValueError, match=message):
         a_stream(a_cache(tmp_path, Memory(*texts))).batch(0, 1)
@@ -285,7 +285,7 @@ def test_a_limit_beyond_the_split_evaluates_the_whole_split(tmp_path):
 
 
 def test_an_evaluation_without_a_window_is_a_clear_error(tmp_path):
-    with pytest.raises(ValueError, match="the validation split has no window: a shard of at least 1 tokens is needed"):
+    with pytest.raises(ValueError, match="the validation split has no window: it needs a shard of at least 1 tokens"):
         an_evaluation(a_cache(tmp_path, Memory([""], []), "validation"))
     with pytest.raises(ValueError, match="windows must be at least 1, or None for all, got 0"):
         an_evaluation(a_cache(tmp_path), windows=0)

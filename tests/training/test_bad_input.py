@@ -154,7 +154,7 @@ def test_a_config_that_is_not_there_or_no_yaml_is_named(folder):
     (folder / "config.yaml").write_text("model: [")
     assert f"{folder}/config.yaml is not YAML" in one_line(train(folder))
     (folder / "config.yaml").write_text("- a list")
-    assert "a config is a mapping with model, data, …; got list" in one_line(train(folder))
+    assert "a config must be a mapping with model, data, …, got list" in one_line(train(folder))
 
 
 def test_a_directory_that_is_no_model_directory_is_refused_by_every_command(tmp_path):

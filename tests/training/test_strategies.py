@@ -99,7 +99,7 @@ def test_dropout_differs_by_replica_and_by_step_and_follows_from_them(tmp_path):
 
 def test_replicas_that_the_batch_does_not_divide_by_are_refused(tmp_path):
     path = write(tmp_path)
-    with pytest.raises(RuntimeError, match="4 sequences a step .* do not divide by 3 replicas"):
+    with pytest.raises(RuntimeError, match="4 sequences a step .* must be a multiple of 3 replicas"):
         runs.in_child(runs.train, path, tmp_path / "model", MIRRORED, devices=3)
 
 
