@@ -20,7 +20,7 @@ from flash_tf.data import visible
 
 MASK, CLS = "<mask>", "<cls>"
 
-# Training reads this much text, spread evenly over it takes this much for its sample: 8,000 pieces in about 10 s.
+# Training reads so many characters, and samples so many of them evenly: 8,000 pieces in about 10 s.
 READ_CHARACTERS, SAMPLE_CHARACTERS = 32_000_000, 4_000_000
 # The trainer drops sentences of more than 4,192 bytes; 1,000 characters are 4,000 at most. Words stay whole.
 SENTENCE = re.compile(r"\S.{0,999}(?!\S)|\S.{0,999}")
@@ -45,12 +45,12 @@ VISIBLE = {
 class Tokenizer:
     """A SentencePiece unigram model, applied by TF-Text, with the ids that masked language models need.
 
-    `<mask>` and `<cls>` are pieces of a model that `train` made. A model without them, as T5's, gives them its last two
-    ids, whose pieces are lost: text that would yield them yields `unk_id`. No text yields a special id.
+    `<mask>` and `<cls>` are pieces of a model that `train` made. In a model without them, such as T5's, they take the
+    last two ids, whose pieces are lost: text with these pieces gets `unk_id`. No text gets a special id.
 
-    Normalisation is the model's. NFKC, the usual one, makes every run of blanks and newlines one blank, so `decode`
-    does not give them back. A model that `train` made with `whitespace="keep"` changes nothing: `decode` gives the very
-    text that `encode` read, whatever its characters.
+    The model decides the normalisation. The usual one, NFKC, makes every run of blanks and newlines one blank, so
+    `decode` does not give them back. A model that `train` made with `whitespace="keep"` changes nothing: `decode` gives
+    exactly the text that `encode` read, for all characters.
 
     Attributes:
       keeps_whitespace: Whether the model was made with `whitespace="keep"`.
@@ -62,7 +62,7 @@ class Tokenizer:
     """
 
     def __init__(self, model: bytes, *, where: str = "the tokenizer model"):
-        """Takes the bytes of a `.model` file; ValueError, naming `where`, if they are none that can be used."""
+        """Takes the bytes of a `.model` file; ValueError, naming `where`, if they cannot be used."""
         pieces = _read_pieces(model, where)
         self._model = model
         self.keeps_whitespace = _keeps_whitespace(model)
@@ -97,8 +97,8 @@ class Tokenizer:
     def load(cls, path: str) -> "Tokenizer":
         """Reads a `.model` file, local or in a bucket.
 
-        OSError if there is none; ValueError unless it is a unigram model with pad, eos and unk that TF-Text reads
-        as SentencePiece does.
+        OSError if there is none; ValueError unless it is a unigram model with pad, eos and unk, which TF-Text and
+        SentencePiece read alike.
         """
         try:
             with tf.io.gfile.GFile(os.path.expanduser(path), "rb") as file:
@@ -118,12 +118,12 @@ class Tokenizer:
         Args:
           documents: Texts.
           vocabulary_size: V.
-          whitespace: "collapse" makes every run of blanks and newlines one blank. "keep" keeps all, which suits code;
-            256 of the pieces are then bytes, so that no text has an unknown character.
+          whitespace: "collapse" makes every run of blanks and newlines one blank. "keep" keeps them all, which suits
+            code; 256 of the pieces are then bytes, so that no text has an unknown character.
 
         Raises:
-          ValueError: The documents hold too few different pieces, and it says how many are possible; or they hold more
-            characters than `vocabulary_size`.
+          ValueError: The documents hold too few different pieces (the message says how many are possible), or more
+            different characters than `vocabulary_size`.
         """
         keep = whitespace == "keep"
         sentences, size = [], 0
@@ -164,14 +164,14 @@ class Tokenizer:
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         """The ids of each text, int32 `[length]`, without eos.
 
-        Texts are tokenised in chunks of about a thousand characters that end at a blank, which no piece crosses: the
-        scores of a long text, added in float32, would drown the difference between two ways to cut a word. If white
-        space is kept, each word is tokenised alone.
+        A text is tokenised in chunks of about a thousand characters that end at a blank, which no piece crosses. The
+        sum of scores of a longer text, in float32, would be too coarse to choose between two ways to cut a word. If
+        white space is kept, each word is tokenised alone.
         """
         return self._encode(_visible(texts) if self.keeps_whitespace else texts)
 
     def _encode(self, texts: list[str]) -> list[np.ndarray]:
-        """The ids of texts, which are spelled already if white space is kept."""
+        """The ids of texts. If white space is kept, the texts are spelled already."""
         chunk = visible.WORD if self.keeps_whitespace else CHUNK
         cut = [chunk.findall(text) for text in texts]
         chunks = [_utf8(chunk) for chunk in chain.from_iterable(cut)]
@@ -185,18 +185,18 @@ class Tokenizer:
         return np.split(np.concatenate(ids), text_ends)[:-1]
 
     def _tokenize(self, chunks: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
-        """The ids of all chunks in one row, and how many each has."""
+        """The ids of all chunks one after the other, and the number of ids of each chunk."""
         if COUNTS_IN_16_BITS:
-            rows = self._processor.encode(chunks)
-            return np.fromiter(chain.from_iterable(rows), np.int32), np.array([len(row) for row in rows], np.int64)
+            each = self._processor.encode(chunks)
+            return np.fromiter(chain.from_iterable(each), np.int32), np.array([len(ids) for ids in each], np.int64)
         ragged = self._fast.tokenize(tf.constant(chunks))
         return ragged.flat_values.numpy(), ragged.row_lengths().numpy()
 
     def encode_with_masks(self, text: str) -> np.ndarray:
         """The ids of `text`, int32 `[length]`, in which each literal `<mask>` is `mask_id`.
 
-        A blank before a `<mask>` is part of what is masked. What follows a `<mask>` begins a word, as it would after a
-        blank; if white space is kept, only after a blank.
+        A mask includes the blank before it. Text after a `<mask>` begins a word, as after a blank; if white space is
+        kept, it does so only after a blank.
         """
         if self.keeps_whitespace:
             text = _visible([text])[0].replace(f"▁{MASK}", MASK)
@@ -215,7 +215,7 @@ class Tokenizer:
 
     @functools.cached_property
     def spelled(self) -> list[str]:
-        """What each piece adds to the text that `decode` writes, `[V]`, a blank being "▁"."""
+        """The text that `decode` writes for each piece, `[V]`, with "▁" for a blank."""
         spelled = list(self._pieces)
         for i in (self.pad_id, self.eos_id, self.cls_id):
             spelled[i] = ""
@@ -224,12 +224,12 @@ class Tokenizer:
         return spelled
 
     def piece(self, id: int) -> str:
-        """The piece as the model spells it, a leading blank being "▁"."""
+        """The piece in the model's spelling, with "▁" for a leading blank."""
         return self._pieces[id]
 
 
 def _read_pieces(model: bytes, where: str) -> list[str]:
-    """The model's pieces; ValueError where TF-Text's fast tokenizer would fail or, silently, differ."""
+    """The model's pieces; ValueError if TF-Text's fast tokenizer would fail or silently differ."""
     try:
         proto = sentencepiece_model_pb2.ModelProto.FromString(model)
     except DecodeError:
@@ -271,7 +271,7 @@ def _keeps_whitespace(model: bytes) -> bool:
 
 
 def _named(model: bytes) -> bytes:
-    """The model, its normaliser named so that whoever loads it keeps white space too."""
+    """The model with a name for its normaliser that tells every loader to keep white space."""
     proto = sentencepiece_model_pb2.ModelProto.FromString(model)
     proto.normalizer_spec.name = KEEPS_WHITESPACE
     return proto.SerializeToString(deterministic=True)
@@ -282,5 +282,5 @@ def _visible(texts: list[str]) -> list[str]:
 
 
 def _utf8(text: str) -> bytes:
-    """Bytes of `text`; half a surrogate pair, as JSON may hold, becomes `?`."""
+    """Bytes of `text`; half a surrogate pair, which JSON may hold, becomes `?`."""
     return text.encode("utf-8", "replace")

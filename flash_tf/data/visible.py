@@ -1,14 +1,14 @@
-"""Text as visible characters, so that SentencePiece keeps its white space; and back.
+"""Spells text in visible characters, so that SentencePiece keeps its white space, and reads it back.
 
 SentencePiece splits text at "▁", and TF-Text's fast tokenizer drops newlines. So the text is spelled before it is
-tokenised, as GPT-2 spells bytes (Radford et al. 2019):
+tokenised, like the bytes of GPT-2 (Radford et al. 2019):
 
 - A byte of printable ASCII is itself; another byte b is the letter U+0100 + b. A newline reads Ċ, a blank Ġ.
-- A single blank between words is "▁". So is the start of a text, so that its first word reads as any other.
-- Any other run of blanks, tabs and newlines is a word of its own: "▁ĊĠĠĠĠ▁". The "▁" after it is left out at the end.
+- A single blank between words is "▁". The start of a text is "▁" too, so that its first word reads like any other.
+- Any other run of blanks, tabs and newlines is a separate word: "▁ĊĠĠĠĠ▁". At the end of a text it has no last "▁".
 
 Bytes and their characters are one to one, and none of them is "▁". A "▁" beside a run belongs to the run, the first of
-a text to its start, and every other one is a blank. So `restored` inverts `visible`, whatever the bytes.
+a text to its start, and every other one is a blank. So `restored` inverts `visible` for all bytes.
 """
 
 import re

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from flash_tf.data.tokenizer import Tokenizer
-from flash_tf.exporting.readers import IdReader, Rows, TextReader, checked
+from flash_tf.exporting.readers import IdReader, TextBatch, TextReader, checked
 from flash_tf.generation.decoding import continuation
 
 
@@ -53,32 +53,32 @@ class Served(tf.Module):
 
     def embed(self, given):
         """Text or ids -> `embedding [b, d]`: the mean of the last layer over a text's tokens."""
-        rows = self._reader.read(given)
-        x = tf.cast(self._encode(rows.ids, rows.real), tf.float32)
-        x = tf.where(rows.real[..., None], x, 0.0)
-        return {"embedding": tf.reduce_sum(x, axis=1) / tf.cast(rows.lengths, tf.float32)[:, None]}
+        batch = self._reader.read(given)
+        x = tf.cast(self._encode(batch.ids, batch.real), tf.float32)
+        x = tf.where(batch.real[..., None], x, 0.0)
+        return {"embedding": tf.reduce_sum(x, axis=1) / tf.cast(batch.lengths, tf.float32)[:, None]}
 
     def score(self, given):
         """Text or ids -> `log_likelihood [b]`, its `tokens [b]`, and `token_log_likelihoods [b, n]`, 0 at padding."""
-        rows = self._reader.read(given)
-        each = tf.where(rows.real, self._log_likelihoods(rows), 0.0)
+        batch = self._reader.read(given)
+        each = tf.where(batch.real, self._log_likelihoods(batch), 0.0)
         return {
             "log_likelihood": tf.reduce_sum(each, axis=1),
-            "tokens": rows.lengths,
+            "tokens": batch.lengths,
             "token_log_likelihoods": each,
         }
 
     def logits(self, ids):
         """Ids `[b, n]` -> `logits [b, n, V]`, meaningless at padding."""
-        rows = self._ids.read(ids)
-        logits = self._head(self._encode(rows.ids, rows.real))
-        return {"logits": tf.pad(logits, [[0, 0], [0, tf.shape(ids)[1] - tf.shape(rows.ids)[1]], [0, 0]])}
+        batch = self._ids.read(ids)
+        logits = self._head(self._encode(batch.ids, batch.real))
+        return {"logits": tf.pad(logits, [[0, 0], [0, tf.shape(ids)[1] - tf.shape(batch.ids)[1]], [0, 0]])}
 
     def plain_logits(self, ids):
         """Ids `[b, n]` without padding -> logits `[b, n, V]`, without checks."""
         return self._head(self._model.encode(ids, training=False))
 
-    def _log_likelihoods(self, rows: Rows) -> tf.Tensor:
+    def _log_likelihoods(self, batch: TextBatch) -> tf.Tensor:
         """The log-likelihood of each token, float32 `[b, n]`."""
         raise NotImplementedError
 
@@ -103,14 +103,14 @@ class ServedMaskedLM(Served):
           also `tokens` and `texts [b, m, k]`, the text with this mask filled. A text with fewer masks than m has zeros
           at the end.
         """
-        rows = self._reader.read(given, masks=True) if self.writes else self._reader.read(given)
+        batch = self._reader.read(given, masks=True) if self.writes else self._reader.read(given)
         mask = self._tokenizer.mask_id
-        at = tf.cast(tf.RaggedTensor.from_value_rowids(*self._places(rows.ids, mask)), tf.int32)
+        at = tf.cast(tf.RaggedTensor.from_value_rowids(*self._places(batch.ids, mask)), tf.int32)
         masks = tf.cast(at.row_lengths(), tf.int32)
         what = "each text needs a <mask>" if self.writes else f"each text needs a mask, id {mask}"
-        ids = checked(rows.ids, (tf.reduce_all(masks > 0), f"{what}, got texts with", masks))
+        ids = checked(batch.ids, (tf.reduce_all(masks > 0), f"{what}, got texts with", masks))
         at = at.to_tensor()
-        logits = self._head(self._encode(ids, rows.real, masked_positions=at))
+        logits = self._head(self._encode(ids, batch.real, masked_positions=at))
         special = tf.reduce_any([tf.range(tf.shape(logits)[-1]) == i for i in self._tokenizer.special_ids], axis=0)
         logits = tf.where(special, float("-inf"), logits)
         probabilities, found = tf.math.top_k(tf.nn.softmax(logits), self._limits.top_k)
@@ -131,15 +131,15 @@ class ServedMaskedLM(Served):
         found = tf.where(ids == mask)
         return found[:, 1], found[:, 0], tf.shape(ids, tf.int64)[0]
 
-    def _log_likelihoods(self, rows):
+    def _log_likelihoods(self, batch):
         """Each token's log-likelihood if it alone is masked. This takes a forward pass for each column."""
 
         def of_column(at):
-            ids = tf.where(tf.range(tf.shape(rows.ids)[1]) == at, self._tokenizer.mask_id, rows.ids)
-            x = self._encode(ids, rows.real, masked_positions=tf.fill([tf.shape(ids)[0], 1], at))
-            return _log_likelihood_of(self._head(x)[:, 0], rows.ids[:, at])
+            ids = tf.where(tf.range(tf.shape(batch.ids)[1]) == at, self._tokenizer.mask_id, batch.ids)
+            x = self._encode(ids, batch.real, masked_positions=tf.fill([tf.shape(ids)[0], 1], at))
+            return _log_likelihood_of(self._head(x)[:, 0], batch.ids[:, at])
 
-        columns = tf.range(tf.shape(rows.ids)[1])
+        columns = tf.range(tf.shape(batch.ids)[1])
         each = tf.map_fn(of_column, columns, fn_output_signature=tf.float32, parallel_iterations=1)
         return tf.transpose(each)
 
@@ -221,18 +221,18 @@ class ServedCausalLM(Served):
           `ids [b, k]`, the continuation, with padding after its end. For texts also `continuation [b]` and `text [b]`,
           the prompt with the continuation.
         """
-        rows, steps, stop = self._reader.read(given), self._limits.new_tokens, self._tokenizer.eos_id
+        batch, steps, stop = self._reader.read(given), self._limits.new_tokens, self._tokenizer.eos_id
         if self.bounded:
-            longest = tf.reduce_max(rows.lengths)
+            longest = tf.reduce_max(batch.lengths)
             room = longest + steps <= self._limits.longest, self._no_room, longest
-            rows = rows._replace(ids=checked(rows.ids, room), lengths=checked(rows.lengths, room))
-        logits, state = self._read(rows)
+            batch = batch._replace(ids=checked(batch.ids, room), lengths=checked(batch.lengths, room))
+        logits, state = self._read(batch)
         chosen = continuation(self._model, logits, state, steps, lambda logits, _: tf.argmax(logits, -1), (stop,))
         ended = tf.cumsum(tf.cast(chosen == stop, tf.int32), axis=1) > 0
         chosen = tf.where(ended, self._tokenizer.pad_id, chosen)
         if not self.writes:
             return {"ids": chosen}
-        whole = self._reader.write(tf.concat([rows.ids, chosen], axis=1))
+        whole = self._reader.write(tf.concat([batch.ids, chosen], axis=1))
         return {"text": whole, "continuation": self._reader.write(chosen), "ids": chosen}
 
     @property
@@ -240,21 +240,21 @@ class ServedCausalLM(Served):
         steps, longest = self._limits.new_tokens, self._limits.longest
         return f"a prompt and its {steps} new tokens must fit {longest} tokens, got a prompt of"
 
-    def _read(self, rows):
+    def _read(self, batch):
         """Prompts of any lengths -> logits `[b, V]` after each prompt, and the state."""
-        state = self._model.initial_state(tf.shape(rows.ids)[0], self._capacity)
-        logits, state = self._model.extend(rows.ids, state, rows.lengths, last=True)
+        state = self._model.initial_state(tf.shape(batch.ids)[0], self._capacity)
+        logits, state = self._model.extend(batch.ids, state, batch.lengths, last=True)
         return tf.cast(logits[:, 0], tf.float32), state
 
     def named(self, state: dict) -> dict:
         """A state with the names of the signatures."""
         return {_flat(name): x for name, x in state.items()}
 
-    def _log_likelihoods(self, rows):
+    def _log_likelihoods(self, batch):
         """Each token's log-likelihood after the tokens before it. The first token follows an end-of-document token."""
-        opening = tf.fill([tf.shape(rows.ids)[0], 1], self._tokenizer.eos_id)
-        before = tf.concat([opening, rows.ids[:, :-1]], axis=1)
-        return _log_likelihood_of(self._head(self._encode(before, rows.real)), rows.ids)
+        opening = tf.fill([tf.shape(batch.ids)[0], 1], self._tokenizer.eos_id)
+        before = tf.concat([opening, batch.ids[:, :-1]], axis=1)
+        return _log_likelihood_of(self._head(self._encode(before, batch.real)), batch.ids)
 
 
 def _log_likelihood_of(logits: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:

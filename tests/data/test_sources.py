@@ -253,7 +253,7 @@ def test_library_files_that_are_tests_or_not_utf8_are_left_out(tmp_path, monkeyp
     texts = [
         text
         for split in ("train", "validation")
-        for shard in source._pieces(split)
+        for shard in source._shards(split)
         for text in source.documents(split, shard)
     ]
     assert sorted(texts) == ["# a.py", "# b/c.py"]

@@ -19,17 +19,21 @@ def state(**replaced):
 # What is asked, and what the error must say.
 MASKED = {
     "no mask": ("fill_mask", {"text": np.array(["ab <mask>", "ab"])}, "each text needs a <mask>, got texts with"),
-    "no token": ("fill_mask", {"text": np.array([" \n"])}, "each row needs a token"),
-    "no text at all": ("embed", {"text": np.array([], "str")}, "a request needs one row or more"),
-    "a text that is too long": ("score", {"text": np.array([LONG])}, "a row may have 40 tokens, got"),
+    "no token": ("fill_mask", {"text": np.array([" \n"])}, "each text needs a token"),
+    "no text at all": ("embed", {"text": np.array([], "str")}, "a request needs one text or more"),
+    "a text that is too long": ("score", {"text": np.array([LONG])}, "a text may have at most 40 tokens, got"),
     "an id outside the vocabulary": ("logits", {"ids": np.array([[5, 100]], "int32")}, "ids must be from 0 to 99, got"),
     "a negative id": ("logits", {"ids": np.array([[5, -1]], "int32")}, "ids must be from 0 to 99, got"),
-    "a hole in a row": ("logits", {"ids": np.array([[5, 0, 6]], "int32")}, "must be at the end of a row only"),
+    "a hole in a row": ("logits", {"ids": np.array([[5, 0, 6]], "int32")}, "must be at the end of a text only"),
 }
 CAUSAL = {
-    "no token": ("generate", {"text": np.array(["ab", ""])}, "each row needs a token"),
+    "no token": ("generate", {"text": np.array(["ab", ""])}, "each text needs a token"),
     "a prompt that leaves no room": ("generate", {"text": np.array(["ab " * 19])}, "its 5 new tokens must fit 40"),
-    "a prompt that is too long": ("prefill", {"ids": np.full((1, 41), 5, "int32")}, "a row may have 40 tokens, got"),
+    "a prompt that is too long": (
+        "prefill",
+        {"ids": np.full((1, 41), 5, "int32")},
+        "a text may have at most 40 tokens, got",
+    ),
     "no row": ("initial_state", {"batch_size": np.int32(0)}, "a state needs a batch size of 1 or more, got"),
     "a token outside the vocabulary": ("decode_step", state(token=np.array([100], "int32")), "an id from 0 to 99, got"),
     "a full cache": ("decode_step", state(position=np.array([40], "int32")), "the state has room for 40 tokens"),

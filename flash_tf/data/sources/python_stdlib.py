@@ -9,9 +9,9 @@ from pathlib import Path
 
 from flash_tf.data.sources import SOURCES
 
-PIECE_BYTES = 4 << 20
-# Tests, installed packages and demonstrations; and the character tables of `encodings`, which are near-copies of one
-# another, so that validation would find in training what it asks for.
+SHARD_BYTES = 4 << 20
+# Tests, installed packages and demonstrations are left out. So are the character tables of `encodings`: they are nearly
+# copies of each other, so training would show the answers of the validation.
 LEFT_OUT = frozenset(
     "test tests idle_test site-packages dist-packages __pycache__ turtledemo ensurepip encodings".split()
 )
@@ -19,18 +19,18 @@ LEFT_OUT = frozenset(
 
 @SOURCES.register("python_stdlib")
 class PythonStdlib:
-    """About 11 MB of Python code and its comments, one document a file, a twentieth of the files for validation.
+    """About 11 MB of Python code with comments. Each file is a document; a twentieth of the files is for validation.
 
-    The text is that of the Python version that runs. Files that are not UTF-8 are left out.
+    The text depends on the running Python version. Files that are not UTF-8 are left out.
     """
 
     counts_words = False
 
     def shards(self, split: str) -> list[str]:
-        return list(self._pieces(split))
+        return list(self._shards(split))
 
     def documents(self, split: str, shard: str) -> Iterator[str]:
-        for path in self._pieces(split)[shard]:
+        for path in self._shards(split)[shard]:
             try:
                 text = path.read_text(encoding="utf-8")
             except UnicodeDecodeError:
@@ -42,17 +42,17 @@ class PythonStdlib:
         sizes = [path.stat().st_size for path in _files()]
         return {"python": platform.python_version(), "files": len(sizes), "bytes": sum(sizes)}
 
-    def _pieces(self, split: str) -> dict[str, list[Path]]:
-        """Names of pieces and the files of each, in the order of their paths."""
-        pieces, size = [[]], 0
+    def _shards(self, split: str) -> dict[str, list[Path]]:
+        """Names of shards and the files of each, in the order of their paths."""
+        shards, size = [[]], 0
         for path in _files():
             if _split_of(path) == split:
-                if size >= PIECE_BYTES:
-                    pieces.append([])
+                if size >= SHARD_BYTES:
+                    shards.append([])
                     size = 0
-                pieces[-1].append(path)
+                shards[-1].append(path)
                 size += path.stat().st_size
-        return {f"{split}-{i:05d}-of-{len(pieces):05d}": piece for i, piece in enumerate(pieces)}
+        return {f"{split}-{i:05d}-of-{len(shards):05d}": one for i, one in enumerate(shards)}
 
 
 def _root() -> Path:
@@ -60,7 +60,7 @@ def _root() -> Path:
 
 
 def _files() -> list[Path]:
-    """The library's files, sorted; ValueError if Python came without them, as from a zip archive."""
+    """The library's files, sorted; ValueError if Python has none, for example in a zip archive."""
     files = []
     for folder, folders, names in os.walk(_root()):
         folders[:] = [name for name in folders if name not in LEFT_OUT]
@@ -73,5 +73,5 @@ def _files() -> list[Path]:
 
 
 def _split_of(path: Path) -> str:
-    """Either "train" or "validation", by the path within the library, so the same on every machine."""
+    """Either "train" or "validation", by the path within the library: the same on every machine."""
     return "train" if zlib.crc32(path.relative_to(_root()).as_posix().encode()) % 20 else "validation"
