@@ -106,9 +106,7 @@ class TextReader(IdReader):
         special = tf.reduce_any([ids.flat_values == i for i in self._special], axis=0)
         values = tf.where(special, self._unknown, ids.flat_values)
         ids = tf.RaggedTensor.from_row_splits(values, tf.gather(ids.row_splits, chunks.row_splits))  # ids between masks
-        opened = tf.concat(
-            [tf.fill([ids.nrows(), 1], self._mask), ids], axis=1
-        )  # the first mask of a text is dropped below
+        opened = tf.concat([tf.fill([ids.nrows(), 1], self._mask), ids], axis=1)
         whole = tf.RaggedTensor.from_row_splits(opened.flat_values, tf.gather(opened.row_splits, between.row_splits))
         whole = whole[:, 1:]  # without the mask before a text
         lengths = tf.cast(whole.row_lengths(), tf.int32)
