@@ -60,7 +60,7 @@ def assigned(layer, input_shape):
 def test_every_exported_layer_is_in_a_registry_or_tested_here():
     exported = {getattr(flash_tf.layers, name) for name in flash_tf.layers.__all__}
     found = {registry.get(name) for registry in (MIXERS, FEEDFORWARDS) for name in registry.names()}
-    assert exported == found | OPTIONS.keys()
+    assert OPTIONS.keys() <= exported <= found | OPTIONS.keys()
 
 
 @pytest.mark.parametrize("cls", OPTIONS)
