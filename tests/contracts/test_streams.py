@@ -167,7 +167,7 @@ def test_a_mixer_that_cannot_stream_says_why(cls, options):
 def test_a_state_takes_a_capacity_exactly_where_it_grows(cls, options):
     layer = built(cls, options)
     wrong = None if layer.grows else N
-    with pytest.raises(ValueError, match=f"{cls.__name__} keeps .* capacity.* got {wrong}"):
+    with pytest.raises(ValueError, match=f"{cls.__name__} has a state .* needs capacity.* got {wrong}"):
         layer.initial_state(B, wrong)
 
 
