@@ -143,11 +143,7 @@ def test_a_program_that_does_not_fit_is_reported_with_what_it_needs_and_the_larg
     r = report(lambda x, w: jnp.sort(x @ w, axis=0), (size, 128), (128, size))
     assert not r.fits and not r.compiles and r.flops is None and r.costliest is None
     assert r.hbm_bytes > r.hbm_limit_bytes == round(15.25 * 2**30)
-    assert (
-        r.problem
-        == (f"it needs {r.hbm_bytes / 2**30:.2f} GiB of HBM and 15.25 GiB are left to a program; ")
-        + r.problem.partition("; ")[2]
-    )
+    assert r.problem.startswith(f"it needs {r.hbm_bytes / 2**30:.2f} GiB of HBM, but a program may use 15.25 GiB; ")
     assert "the largest tensor is " in r.problem and "[100000,100000]" in r.problem and "\n" not in r.problem
     assert r.problem in tpu.as_text(r)
 
@@ -188,7 +184,7 @@ def test_recomputing_saves_a_tpus_memory():
         ("raise RuntimeError('out of order')", r"crashed \(exit status 1\): RuntimeError: out of order$"),
         (
             "import os; os.kill(os.getpid(), 9)",
-            r"^the compiler was killed \(signal 9\), as it is where memory runs out",
+            r"^the compiler was killed \(signal 9\), probably because memory ran out",
         ),
     ],
 )

@@ -135,7 +135,7 @@ def test_a_trace_without_steps_or_without_work_is_an_error_that_says_so(tmp_path
     writer.steps((0, 10_000))
     with pytest.raises(ValueError, match="the trace is empty: nothing ran in its 1 steps 'train'"):
         trace.read(writer.space, "train")
-    with pytest.raises(ValueError, match="the trace has no step: events 'decode' with a step_num are needed"):
+    with pytest.raises(ValueError, match="the trace has no step: it needs events 'decode' with a step_num"):
         trace.read(writer.space, "decode")
     with pytest.raises(ValueError, match="the profiler wrote no trace"):
         trace.load([])
