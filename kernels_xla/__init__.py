@@ -1,7 +1,7 @@
 """Pure tensor functions on `keras.ops`: shapes in, shapes out. No weights, no configuration, no TensorFlow.
 
-A *kernel* is a module in this folder that defines `SPEC`. The contract tests and the benchmarks
-find kernels through `specs()`, so a new file here is tested and timed without being listed anywhere.
+A *kernel* is a module in this folder that defines `SPEC`. `specs()` finds all kernels for the contract tests and the
+benchmarks. A new file is therefore tested and timed without being listed.
 """
 
 import importlib

@@ -1,7 +1,7 @@
-"""Softmax attention of blocks to their neighbours, to the text's ends, and to a few random blocks.
+"""Softmax attention of blocks to their neighbours, to the first and last block, and to a few random blocks.
 
-Source: Zaheer et al., "Big Bird", arXiv:2007.14062, section 2, in blocks as in its appendix D, the global ones
-being of the text itself.
+Source: Zaheer et al., "Big Bird", arXiv:2007.14062, section 2, in blocks as in its appendix D. The global
+blocks are blocks of the text itself.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ from kernels_xla.common.landmarks import draws, gathered, real
 from kernels_xla.common.spec import KernelSpec, Tensor
 from kernels_xla.softmax_attention import attend
 
-PERIOD = 1024  # blocks, after which the random ones repeat
+PERIOD = 1024  # number of blocks after which the random blocks repeat
 
 
 def bigbird_attention(
@@ -25,19 +25,19 @@ def bigbird_attention(
     seed: int,
     padding_mask: Tensor | None = None,
 ) -> Tensor:
-    """Softmax attention in which block a sees block x if x is a - 1, a, a + 1, the first, the last, or drawn for a.
+    """Softmax attention where block a sees block x if x is a - 1, a, a + 1, the first, the last, or drawn for a.
 
-    The first block and the last see all. The last is the one of the last real token; with g blocks up to it, block
-    number t drawn for block a is `draws(seed)[a, t]` modulo g [our rule: one that is seen already is not seen twice,
-    where the authors draw among the others].
+    The first and the last block see all. The last block is the block of the last real token. With g blocks up to it,
+    the t-th block drawn for block a is `draws(seed)[a, t]` modulo g [our rule: a drawn block that is visible already
+    counts once; the authors draw among the others].
 
     Args:
       q: Queries, `[b, n, h, s]`.
       k: Keys, `[b, n, h, s]`.
       v: Values, `[b, n, h, e]`.
       chunk_size: c, tokens of a block. Part of the model: changing it changes the function.
-      random_blocks: How many are drawn for each block.
-      seed: What they follow from.
+      random_blocks: Number of blocks drawn for each block.
+      seed: Seed of the drawn blocks.
       padding_mask: `[b, n]`, True at real tokens.
 
     Returns:
@@ -47,7 +47,7 @@ def bigbird_attention(
       O(n c h (s + e)) multiply-adds and O(n c h) memory for each of 7 + `random_blocks` blocks: linear in n.
 
     Precision:
-      That of `softmax_attention`.
+      As in `softmax_attention`.
     """
     (b, n), c = ops.shape(v)[:2], chunk_size
     there = ops.ones((b, n), "bool") if padding_mask is None else padding_mask
@@ -70,7 +70,7 @@ def bigbird_attention(
 
 
 def _blocks(at, last, random_blocks, seed):
-    """The blocks that each block sees, int32 `[b, g, t]`, and whether each is one of the text named first there."""
+    """The visible blocks of each block, int32 `[b, g, t]`, and a mask: in the text, and not listed before."""
     count = last[..., None] + 1  # [b, 1, 1]
     own = at[None, :, None]
     drawn = ops.convert_to_tensor(draws(seed, PERIOD * random_blocks).reshape(PERIOD, -1))
@@ -107,7 +107,7 @@ def _gathered(x, blocks):
 
 
 def bigbird_attention_reference(q, k, v, *, chunk_size, random_blocks, seed, padding_mask=None):
-    """Attention over all pairs, of which those of blocks that do not see each other are left out."""
+    """Attention over all pairs, with a mask of the pairs whose blocks see each other."""
     b, n = v.shape[:2]
     there = ops.ones((b, n), "bool") if padding_mask is None else padding_mask
     block = ops.arange(n, dtype="int32") // chunk_size
@@ -125,7 +125,7 @@ def bigbird_attention_reference(q, k, v, *, chunk_size, random_blocks, seed, pad
 
 def _flops(sizes, case):
     blocks = -(-sizes["n"] // case["chunk_size"])
-    seen = blocks * (5 + case["random_blocks"]) + 2 * blocks  # by all, and by the two ends
+    seen = blocks * (5 + case["random_blocks"]) + 2 * blocks  # by all blocks, and by the two ends
     return 2 * sizes["b"] * sizes["h"] * seen * case["chunk_size"] ** 2 * (sizes["s"] + sizes["e"])
 
 

@@ -1,8 +1,8 @@
-"""Attention inside blocks: tokens see those of their own block alone.
+"""Attention inside blocks: a token sees only its own block.
 
-Source: Qin et al., "The Devil in Linear Transformer" (TransNormer), arXiv:2210.10340, DiagAttention: section 4.2. Its
-squared weights are softmax (T2) or ReLU (T1, after ReLA, arXiv:2104.07012), which are not divided by their sum: a
-norm follows.
+Source: Qin et al., "The Devil in Linear Transformer" (TransNormer), arXiv:2210.10340, DiagAttention in section 4.2.
+The weights are softmax (T2) or ReLU (T1, after ReLA, arXiv:2104.07012). ReLU weights are not divided by their sum,
+because a norm follows.
 """
 
 from typing import Literal
@@ -48,8 +48,8 @@ def diag_attention(
       causal: Whether position i sees only positions j <= i.
       weights: w: "softmax", over the visible tokens, or "relu".
       padding_mask: `[b, n]`, True at real tokens.
-      segment_ids: `[b, n]`, 0 at padding; a token sees its own document only, and what starts on a multiple of c gets
-        what it gets alone.
+      segment_ids: `[b, n]`, 0 at padding; a token sees its own document only. A document that starts on a multiple of c
+        gets the same result as alone.
       offset: As in `softmax_attention`.
 
     Returns:
@@ -59,10 +59,10 @@ def diag_attention(
       O(n c h (s + e)) multiply-adds, O(n c h) memory: linear in n.
 
     Precision:
-      That of `softmax_attention`; of "relu", products are in the dtype of the inputs.
+      As in `softmax_attention`. With "relu", products are in the dtype of the inputs.
     """
     n, ids = ops.shape(v)[1], documents(padding_mask, segment_ids)
-    if ids is None:  # the zeros that fill the last block
+    if ids is None:  # hides the zeros that fill the last block
         ids = ops.ones(ops.shape(v)[:2], "int32") if not causal else None
     folded = [_as_rows(fold(x, chunk_size)) for x in (q, k, v)]
     out = _attend(*folded, None if ids is None else _as_rows(fold(ids, chunk_size)), causal, weights, offset)
@@ -75,14 +75,14 @@ def _as_rows(x):
 
 
 def _attend(q, k, v, ids, causal, weights, offset):
-    """Each row by itself: q, k `[b, c, h, s]`, v `[b, c, h, e]`, ids `[b, c]` or None -> `[b, c, h, e]`."""
+    """Attention inside each row: q, k `[b, c, h, s]`, v `[b, c, h, e]`, ids `[b, c]` or None -> `[b, c, h, e]`."""
     at = ops.arange(ops.shape(q)[1], dtype="int32") + offset
     v = v if ids is None else zero_outside(v, (ids > 0)[..., None, None])
     return _weighted(q, k, v, attention_mask(ids, ids, at, at, causal), weights)
 
 
 def _weighted(q, k, v, seen, weights):
-    """Of `q [b, i, h, s]`, `k [b, j, h, s]`, `v [b, j, h, e]`, seen `[i, j]` or `[b, i, j]`: `[b, i, h, e]`."""
+    """Attention: q `[b, i, h, s]`, k `[b, j, h, s]`, v `[b, j, h, e]`, seen `[i, j]`, `[b, i, j]` -> `[b, i, h, e]`."""
     if weights == "softmax":
         return attend(q, k, v, seen)
     seen = seen if len(seen.shape) == 2 else seen[:, None]
@@ -93,11 +93,11 @@ def _weighted(q, k, v, seen, weights):
 def diag_attention_reference(
     q, k, v, *, chunk_size, causal=False, weights="softmax", padding_mask=None, segment_ids=None
 ):
-    """Attention over all pairs of which those of different blocks are left out."""
+    """Attention over all pairs, with a mask of the pairs in one block."""
     n, ids = v.shape[1], documents(padding_mask, segment_ids)
     ids = ops.ones((1, n), "int32") if ids is None else ids
     block = ops.arange(n) // chunk_size
-    # One number for block and document: what differs in either is another document.
+    # One number for block and document: tokens that differ in either are in different documents.
     both = ops.cast(ids > 0, "int32") * (ids * (n + 1) + block + 1)
     both = ops.broadcast_to(both, (v.shape[0], n))
     if weights == "softmax":
@@ -112,7 +112,7 @@ def initial_state(sizes, case, dtype):
     """State before the first token: constant in n.
 
     Returns:
-      `k [b, c, h, s]` and `v [b, c, h, e]`, of the open block, zero where no token has come; `position [b]`, int32.
+      `k [b, c, h, s]` and `v [b, c, h, e]`: the open block; free slots are zero. `position [b]`, int32.
     """
     b, h, c = sizes["b"], sizes["h"], case["chunk_size"]
     buffers = {name: ops.zeros((b, c, h, sizes[axis]), dtype) for name, axis in (("k", "s"), ("v", "e"))}
@@ -120,7 +120,7 @@ def initial_state(sizes, case, dtype):
 
 
 def step(state, q, k, v, *, chunk_size, valid=None, weights="softmax"):
-    """One token of each row, `[b, 1, h, .]`: O(c h (s + e)). A block that it fills stays in the state: see `extend`."""
+    """One token of each row, `[b, 1, h, .]`, in O(c h (s + e)). Full blocks stay open; `extend` empties them."""
     position = state["position"]
     fill = position % chunk_size
     chunk = {name: append(state[name], x, fill, valid) for name, x in (("k", k), ("v", v))}
@@ -130,9 +130,9 @@ def step(state, q, k, v, *, chunk_size, valid=None, weights="softmax"):
 
 
 def extend(state, q, k, v, *, chunk_size, valid=None, causal=True, weights="softmax"):
-    """The next k tokens of each row, laid on the row's own grid of blocks; one token reads its open block alone."""
+    """The next k tokens of each row, on the row's own grid of blocks. A single token reads only its open block."""
     if not causal:
-        raise ValueError("block can be streamed only if causal, got causal=False")
+        raise ValueError("diag_attention can be streamed only if causal, got causal=False")
     position, tokens, c = state["position"], ops.shape(v)[1], chunk_size
     if v.shape[1] == 1:
         out, after = step(state, q, k, v, chunk_size=c, valid=valid, weights=weights)

@@ -1,7 +1,8 @@
-"""Squared-ReLU attention of the gated attention unit: quadratic, softmax-free.
+"""Squared-ReLU attention of the gated attention unit: quadratic, without softmax.
 
-Source: Hua et al., "Transformer Quality in Linear Time", arXiv:2202.10447, section 2.2. "length" under
-"paper_appendix" is the scale of its appendix; "position", the default, is ours: it lets no length into a causal row.
+Source: Hua et al., "Transformer Quality in Linear Time", arXiv:2202.10447, section 2.2. The divisor
+"length" with the scale "paper_appendix" is the paper's appendix. The default, "position", is our definition: a causal
+row then depends on no length.
 """
 
 from typing import Literal
@@ -17,7 +18,7 @@ from kernels_xla.softmax_attention import attention_flops, cache_bytes, initial_
 Scale = Literal["normalized", "paper_appendix"]
 Divisor = Literal["position", "length"] | int
 
-STRIP = 1024  # tokens of a strip of queries at least: values are wide, and each strip more is a pass over them
+STRIP = 1024  # least tokens of a strip of queries: values are wide, and each strip adds a pass over them
 
 
 def gau_attention(
@@ -35,7 +36,7 @@ def gau_attention(
     prefix_mask: Tensor | None = None,
     offset: int | Tensor = 0,
 ) -> Tensor:
-    """Adds up values by squared-ReLU weights: out[i] = sum over visible j of w[i, j] v[j], for each head.
+    """Sums values with squared-ReLU weights: out[i] = sum over visible j of w[i, j] v[j], for each head.
 
         normalized:      w = relu(q[i] . k[j] / sqrt(s) + bias[i - j])^2 / N[i]
         paper_appendix:  w = relu(q[i] . k[j] / N[i] + bias[i - j])^2
@@ -47,15 +48,16 @@ def gau_attention(
       a: Left half of the relative bias, `[r]`; None for no bias. All heads share it.
       b: Right half, `[r]`.
       causal: Whether position i sees only positions j <= i.
-      scale: Where N stands; see above.
-      divisor: N. "position": the tokens that i sees. "length": the tokens of i's document, as in the paper; if causal
-        this lets the length of the future change the past, so it cannot be streamed. An int: that constant.
+      scale: The place of N; see above.
+      divisor: N. "position": the number of tokens that i sees. "length": the number of tokens in i's document, as in
+        the paper. In a causal row "length" lets the length of the future change the past, so it cannot be streamed. An
+        int: this constant.
       padding_mask: `[b, n]`, True at real tokens.
       segment_ids: `[b, n]`, 0 at padding; a token sees its own document only.
-      prefix_mask: `[b, n]`, True at tokens of a prefix, which all tokens of their document see, though causal: the mask
-        of a prefix language model (UniLM, arXiv:1905.03197). None for no prefix.
+      prefix_mask: `[b, n]`, True at tokens of a prefix. All tokens of the document see them, also in causal attention.
+        This is the mask of a prefix language model (UniLM, arXiv:1905.03197). None for no prefix.
       offset: Added to the positions of the bias, which does not change it. A zero that is known only at run time keeps
-        the compiler from storing the bias' tables in the program.
+        the compiler from storing the bias tables in the program.
 
     Returns:
       `[b, n, h, e]`, in the dtype of `v`; 0 at padding.
@@ -64,7 +66,7 @@ def gau_attention(
       O(n^2 h (s + e)) multiply-adds, O(n^2 h) memory.
 
     Precision:
-      The bias is float32; the rest is in the dtype of the inputs.
+      The bias is float32. The rest is in the dtype of the inputs.
     """
     batch, n = ops.shape(q)[:2]
     at, ids = ops.arange(n, dtype="int32") + offset, documents(padding_mask, segment_ids)
@@ -82,7 +84,7 @@ def gau_attention(
 
 
 def _tokens_seen(at, ids, causal, divisor):
-    """N of each query, at least 1: an int, or numbers `[i]` or `[b, i]`."""
+    """N for each query, at least 1: an int, or numbers `[i]` or `[b, i]`."""
     if isinstance(divisor, int):
         return divisor
     causal = causal and divisor == "position"
@@ -92,7 +94,7 @@ def _tokens_seen(at, ids, causal, divisor):
 
 
 def _seen_with_prefix(prefix_mask, ids, at):
-    """Pairs of causal attention, and those whose key is of a prefix: `[b, i, j]`."""
+    """Pairs of causal attention, and pairs whose key belongs to a prefix: `[b, i, j]`."""
     same, prefix = attention_mask(ids, ids, at, at, causal=False), ops.cast(prefix_mask, "bool")[:, None]
     return ops.logical_or(
         attention_mask(ids, ids, at, at, causal=True), prefix if same is None else ops.logical_and(prefix, same)
@@ -100,16 +102,16 @@ def _seen_with_prefix(prefix_mask, ids, at):
 
 
 def attend(q, k, v, bias, seen, tokens, scale):
-    """Attention with `bias` `[i, j]` or `[b, i, j]` over the pairs `seen` (as bias); `tokens`, N, is `[b, i]`.
+    """Attention over the pairs `seen` with a `bias`, both `[i, j]` or `[b, i, j]`; `tokens`, N, is `[b, i]`.
 
-    Both scales are relu(c[i] q . k + d[i] bias)^2: the factors go onto q, which is narrower than the scores.
+    Both scales are relu(c[i] q . k + d[i] bias)^2. The factor c goes on q, which is narrower than the scores.
     """
     n = ops.cast(ops.reshape(tokens, (*ops.shape(tokens), 1)), "float32")  # [i, 1] or [b, i, 1]
     content, added = (
         (ops.rsqrt(n * q.shape[-1]), ops.rsqrt(n)) if scale == "normalized" else (1.0 / n, ops.ones_like(n))
     )
     q = q * ops.cast(ops.expand_dims(content, -1), q.dtype)
-    # Heads first: JAX leaves the order of tokens and numbers of an einsum's result to XLA, which then turns all others.
+    # Heads come first. With an einsum, JAX leaves the layout of the result to XLA, which then transposes the others.
     q, k, v = (ops.swapaxes(x, 1, 2) for x in (q, k, v))
     scores = ops.matmul(q, ops.swapaxes(k, -1, -2))
     if bias is not None:
@@ -120,7 +122,7 @@ def attend(q, k, v, bias, seen, tokens, scale):
 
 
 def _over_heads(x):
-    """`[i, j]` as it is, `[b, i, j]` -> `[b, 1, i, j]`."""
+    """Adds an axis for heads: `[b, i, j]` -> `[b, 1, i, j]`; leaves `[i, j]` as it is."""
     return x if len(x.shape) == 2 else ops.expand_dims(x, 1)
 
 
@@ -157,14 +159,14 @@ def gau_attention_reference(
 
 
 def precompute(state, a, b):
-    """What a loop over single tokens may make once, being made of weights alone: the bias by distance, or None."""
+    """The bias by distance, or None. It depends only on weights, so a decoding loop computes it once."""
     return None if a is None else bias_by_distance(a, b, state["k"].shape[1], runtime_zero(state["position"]))
 
 
 def extend(
     state, q, k, v, a=None, b=None, *, valid=None, causal=True, scale="normalized", divisor="position", precomputed=None
 ):
-    """The next k tokens of each row against the cache, which must have room; `precomputed` comes from `precompute`."""
+    """The next k tokens of each row against the cache, which must have room. `precomputed` is from `precompute`."""
     start, new = state["position"], ops.shape(q)[1]
     cache = {name: append(state[name], x, start, valid) for name, x in (("k", k), ("v", v))}
     at = start[:, None] + ops.arange(new, dtype="int32")  # [b, k]

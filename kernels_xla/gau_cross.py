@@ -1,7 +1,7 @@
-"""Squared-ReLU attention of one text to another: the gated attention unit's, where queries are not the keys' tokens.
+"""Squared-ReLU attention from one text to another: the gated attention unit as cross-attention.
 
-Source: the unit is that of Hua et al., "Transformer Quality in Linear Time", arXiv:2202.10447, section 2.2; as
-cross-attention it is our definition, since no source gives one.
+Source: Hua et al., "Transformer Quality in Linear Time", arXiv:2202.10447, section 2.2, for the unit. No source defines
+it as cross-attention, so this is our definition.
 """
 
 from keras import ops
@@ -14,16 +14,17 @@ from kernels_xla.gau import attend
 def gau_cross_attention(
     q: Tensor, k: Tensor, v: Tensor, *, padding_mask: Tensor | None = None, memory_mask: Tensor | None = None
 ) -> Tensor:
-    """Adds up values by squared-ReLU weights: out[i] = sum over j of relu(q[i] . k[j] / sqrt(s))^2 / N v[j], a head.
+    """Sums values with squared-ReLU weights: out[i] = sum over j of relu(q[i] . k[j] / sqrt(s))^2 / N v[j].
 
-    N are the real tokens of the row's memory. There is no bias by distance: places in two texts have none.
+    Each head does so. N is the number of real tokens in the row's memory. There is no relative bias, because positions
+    in two texts have no distance.
 
     Args:
       q: Queries, `[b, n, h, s]`.
       k: Keys of the memory, `[b, m, h, s]`.
       v: Values of the memory, `[b, m, h, e]`.
       padding_mask: `[b, n]`, True at real queries.
-      memory_mask: `[b, m]`, True at real tokens of the memory; a row without one gives 0.
+      memory_mask: `[b, m]`, True at real tokens of the memory. A row without any gives 0.
 
     Returns:
       `[b, n, h, e]`, in the dtype of `v`; 0 at padding.

@@ -1,7 +1,7 @@
-"""Linear attention with one decay a channel and token: gated linear attention.
+"""Gated linear attention: linear attention with a decay for each channel and token.
 
 Source: Yang et al., "Gated Linear Attention Transformers with Hardware-Efficient Training", arXiv:2312.06635,
-section 3; the gates of values are those of its first version.
+section 3. The gates of values are from its first version.
 """
 
 import math
@@ -29,43 +29,42 @@ def gated_linear_attention(
 ) -> Tensor:
     """out[i] = sum over j <= i of (q[i] . (alpha[i, j] * k[j])) (beta[i, j] * v[j]), for each head.
 
-    alpha[i, j] is exp(sum over j < l <= i of log_decay[l]), and beta[i, j] the same of value_log_decay.
+    alpha[i, j] is exp(sum over j < l <= i of log_decay[l]). beta[i, j] is the same for value_log_decay.
 
     Args:
       q: Queries, `[b, n, h, s]`.
       k: Keys, `[b, n, h, s]`.
       v: Values, `[b, n, h, e]`.
-      log_decay: `[b, n, h, s]`, never positive, however small. Give it in float32. None for no decay.
+      log_decay: `[b, n, h, s]`, never positive, of any size. Give it in float32. None for no decay.
       value_log_decay: `[b, n, h, e]`, as `log_decay`.
-      chunk_size: c, tokens that are taken in pairs. It changes the speed alone: any value gives the same function.
-        Multiples of 16 are the fastest.
-      causal: True, being so by definition.
-      padding_mask: `[b, n]`, True at real tokens. The others decay nothing, and are not read.
-      segment_ids: `[b, n]`, 0 at padding; a document starts from nothing.
+      chunk_size: c, tokens of a chunk, taken in pairs. It changes only the speed. Multiples of 16 are the fastest.
+      causal: Must be True: a decay needs an order.
+      padding_mask: `[b, n]`, True at real tokens. Padding decays nothing and is not read.
+      segment_ids: `[b, n]`, 0 at padding. Each document starts from an empty state.
 
     Returns:
       `[b, n, h, e]`, in the dtype of `v`; 0 at padding.
 
     Raises:
-      ValueError: It is not causal.
+      ValueError: `causal` is False.
 
     Cost:
-      O(n h (c (s + e) + s e)) multiply-adds, and O(n h 16 s) exponentials and products that are not matrix products;
+      O(n h (c (s + e) + s e)) multiply-adds, and O(n h 16 s) exponentials and elementwise products.
       O(n h (c s / 16 + e) + (n / c) h s e) memory: linear in n. The states between chunks take log2(n / c) passes.
-      Decays of values cost what those of keys do, with e for s; and the decays of states are then as large as states.
+      Decays of values cost the same, with e for s. The decays of states are then as large as the states.
 
     Precision:
-      Decays, states and the weights of near tokens are float32; products are in the dtype of the inputs and accumulate
-      in float32. No exponent is above 0, so that no decay overflows.
+      Decays, states and the weights of near tokens are float32. Products are in the dtype of the inputs and accumulate
+      in float32. No exponent is above 0, so no decay overflows.
     """
-    recurrence.check_causal("gated attention", causal)
+    recurrence.check_causal("gla", causal)
     masks = {"padding_mask": padding_mask, "segment_ids": segment_ids}
     decays = _decays(k, log_decay, value_log_decay)
     return recurrence.by_chunks(q, k, v, **decays, chunk_size=chunk_size, **masks)[0]
 
 
 def _decays(k, log_decay, value_log_decay):
-    """What `recurrence` takes of decays, of which either may be None."""
+    """The arguments of `recurrence` for the decays. Either decay may be None."""
     of_values = {"value_log_decay": value_log_decay, "mix": _mixed}
     if log_decay is not None:
         return {"log_decay": log_decay, "weigh": _weights, **of_values}
@@ -73,20 +72,20 @@ def _decays(k, log_decay, value_log_decay):
 
 
 def _products(q, k, log_decay, seen):
-    """As `_weights`, where nothing decays."""
+    """The same as `_weights`, without decay."""
     return zero_outside(ops.einsum("bgihs,bgjhs->bghij", q, k), seen)
 
 
 def _weights(q, k, log_decay, seen):
-    """Of the pairs of a chunk, in m sub-chunks of u: all `[b, g, c, h, s]`, seen -> `[b, g, h, i, j]`.
+    """The weights of the pairs of a chunk, in m sub-chunks of u: all `[b, g, c, h, s]`, seen -> `[b, g, h, i, j]`.
 
-    exp(a[i] - a[j]) is no product of a factor of i and one of j that both stay in range, unless a token between is what
-    they refer to. For a key of an earlier sub-chunk that is the first token of the query's.
+    exp(a[i] - a[j]) is the product of a factor of i and a factor of j. Both stay in range only if they refer to a token
+    between i and j. For a key of an earlier sub-chunk, this is the first token of the query's sub-chunk.
     """
     b, g, c, h, s = ops.shape(q)[0], ops.shape(q)[1], *q.shape[2:]
     u, dtype = math.gcd(c, SUBCHUNK), q.dtype
     m = c // u
-    # x for every b, g and h together
+    # axis x joins b, g and h
     q, k, log_decay = (
         ops.reshape(ops.cast(ops.transpose(x, (0, 1, 3, 2, 4)), log_decay.dtype), (-1, c, s)) for x in (q, k, log_decay)
     )
@@ -105,24 +104,23 @@ def _weights(q, k, log_decay, seen):
 
 
 def _near(q, k, log_decay):
-    """Of the pairs of a sub-chunk, element by element: all `[x, u, s]`, float32 -> `[x, i, j]`.
+    """The weights of the pairs of a sub-chunk, element by element: all `[x, u, s]`, float32 -> `[x, i, j]`.
 
-    On the diagonal nothing decays; were it among the pairs, the gradient of nothing would be the difference of two
-    large parts.
+    The diagonal has no decay. It is separate, so that its gradient does not cancel.
     """
     own = ops.sum(q * k, axis=-1)[:, :, None] * ops.eye(q.shape[1], dtype=q.dtype)
     return ops.custom_gradient(_before)(q, k, ops.cumsum(log_decay, axis=1)) + own
 
 
 def _before(q, k, since):
-    """Of the pairs j < i, and its gradient by hand: the decays of all pairs are made again and not kept."""
+    """The weights of the pairs j < i, with a gradient by hand that recomputes the decays instead of keeping them."""
     at = ops.arange(q.shape[1], dtype="int32")
     earlier = (at[None, :] < at[:, None])[:, :, None]  # [i, j, 1]
 
-    def decays():  # masked before they are exponents, which would overflow above the diagonal: `[x, i, j, s]`
+    def decays():  # `[x, i, j, s]`, masked before exp, which would overflow above the diagonal
         return ops.exp(ops.where(earlier, since[:, :, None] - since[:, None], -math.inf))
 
-    def gradient(*arguments, upstream=None):  # Keras passes it by name on JAX, TensorFlow by place
+    def gradient(*arguments, upstream=None):  # Keras passes it by name on JAX, by position on TensorFlow
         weights = (arguments[0] if upstream is None else upstream)[..., None] * decays()
         dq, dk = ops.sum(weights * k[:, None], axis=2), ops.sum(weights * q[:, :, None], axis=1)
         return dq, dk, q * dq - k * dk
@@ -133,8 +131,8 @@ def _before(q, k, since):
 def _mixed(weights, v, log_decay):
     """The sums inside a chunk, in m sub-chunks of u: weights `[b, g, h, i, j]`, all else `[b, g, c, h, e]`.
 
-    Decays of values are cut as those of keys, see `_weights`: the first token of a query's sub-chunk is between it and
-    those of earlier ones.
+    Decays of values are split like decays of keys, see `_weights`: the first token of a query's sub-chunk lies between
+    the query and the tokens of earlier sub-chunks.
     """
     b, g, c, h, e = ops.shape(v)[0], ops.shape(v)[1], *v.shape[2:]
     u, dtype = math.gcd(c, SUBCHUNK), v.dtype
@@ -164,13 +162,13 @@ def _near_values(weights, v, log_decay):
 
 
 def _of_earlier(weights, v, since):
-    """Of the tokens j < i, and its gradient by hand, as `_before`."""
+    """The sums over the tokens j < i, and the gradient by hand, as in `_before`."""
     at = ops.arange(v.shape[1], dtype="int32")
     earlier = (at[None, :] < at[:, None])[:, :, None]  # [i, j, 1]
     decays = lambda: ops.exp(ops.where(earlier, since[:, :, None] - since[:, None], -math.inf))  # noqa: E731
     out = ops.sum(weights[..., None] * decays() * v[:, None], axis=2)
 
-    def gradient(*arguments, upstream=None):  # Keras passes it by name on JAX, TensorFlow by place
+    def gradient(*arguments, upstream=None):  # Keras passes it by name on JAX, by position on TensorFlow
         dout = arguments[0] if upstream is None else upstream
         left = decays() * dout[:, :, None]  # [x, i, j, e]
         dv = ops.sum(weights[..., None] * left, axis=1)
@@ -192,7 +190,7 @@ def gated_linear_attention_reference(
     segment_ids=None,
 ):
     """The sum over dense decays `[b, i, j, h, s]` and `[b, i, j, h, e]`."""
-    del chunk_size, causal  # any chunk gives the same function, and it knows no other order
+    del chunk_size, causal  # they do not change the function
     ids = documents(padding_mask, segment_ids)
     ids = ops.ones(v.shape[:2], "int32") if ids is None else ids
     seen = (ids[:, :, None] == ids[:, None, :]) & (ids[:, None, :] > 0)
@@ -211,8 +209,8 @@ def gated_linear_attention_reference(
 
 
 def extend(state, q, k, v, log_decay=None, value_log_decay=None, *, valid=None, chunk_size=64, causal=True):
-    """The next k tokens of each row: one token costs O(h s e), more take the chunk-parallel form."""
-    recurrence.check_causal("gated attention", causal)
+    """The next k tokens of each row. One token costs O(h s e); more tokens take the chunk-parallel form."""
+    recurrence.check_causal("gla", causal)
     decays = _decays(k, log_decay, value_log_decay)
     return recurrence.extend(state, q, k, v, **decays, chunk_size=chunk_size, valid=valid)
 

@@ -1,4 +1,4 @@
-"""Softmax attention of the queries that have most to choose; the others get the mean of all values.
+"""Softmax attention of the queries whose scores stand out most; the others get the mean of all values.
 
 Source: Zhou et al., "Informer", arXiv:2012.07436, section 3.1: ProbSparse self-attention.
 """
@@ -14,28 +14,28 @@ from kernels_xla.softmax_attention import attend
 def informer_attention(
     q: Tensor, k: Tensor, v: Tensor, *, queries: int, seed: int, padding_mask: Tensor | None = None
 ) -> Tensor:
-    """out[i] = softmax attention of token i where M[i] is one of the greatest of its head, else the mean of v.
+    """out[i] = softmax attention of token i if M[i] is among the largest of its head, else the mean of v.
 
-    M[i] = max_j q[i] . k[j] / sqrt(s) - sum_j q[i] . k[j] / sqrt(s) / m over a sample of keys j, m being the number of
-    real tokens, as in the authors' code. Number t of the sample is real token `draws(seed)[t]` modulo m, the same for
-    all queries [our rule: the authors draw for each query anew, which costs a gather of as many keys for each].
+    M[i] = max_j q[i] . k[j] / sqrt(s) - sum_j q[i] . k[j] / sqrt(s) / m over a sample of keys j, as in the authors'
+    code. m is the number of real tokens. Entry t of the sample is real token `draws(seed)[t]` modulo m, for all queries
+    [our rule; the authors draw for each query, which costs a gather of as many keys for each].
 
     Args:
       q: Queries, `[b, n, h, s]`.
       k: Keys, `[b, n, h, s]`.
       v: Values, `[b, n, h, e]`.
-      queries: How many tokens attend, and how many keys are sampled to choose them.
-      seed: What the sample follows from.
+      queries: u, the number of tokens that attend, and of keys in the sample that chooses them.
+      seed: Seed of the sample.
       padding_mask: `[b, n]`, True at real tokens.
 
     Returns:
       `[b, n, h, e]`, in the dtype of `v`; 0 at padding.
 
     Cost:
-      O(n u h (s + e)) multiply-adds, O(n u h) memory, u being `queries`: linear in n.
+      O(n u h (s + e)) multiply-adds, O(n u h) memory: linear in n.
 
     Precision:
-      M is float32, of the inputs as they are: rounding may not choose. The rest as in `softmax_attention`.
+      M is computed in float32, so that rounding does not choose a query. The rest is as in `softmax_attention`.
     """
     q, k, v = (real(x, padding_mask) for x in (q, k, v))
     n, count = ops.shape(v)[1], ops.maximum(numbers(v, padding_mask)[1], 1)[:, None]
@@ -55,19 +55,19 @@ def informer_attention(
 
 
 def _choose(q, k, count, queries, seed, padding_mask):
-    """The tokens that attend, int32 `[b, h, u]`; n and more for those that there are not."""
+    """The tokens that attend, int32 `[b, h, u]`. A text of fewer than u tokens also gets indices of n and above."""
     drawn = ops.broadcast_to(ops.convert_to_tensor(draws(seed, queries))[None] % count, (ops.shape(q)[0], queries))
     sample = gathered(k, positions_of(drawn, padding_mask))
     scores = einsum("bihs,bjhs->bhij", ops.stop_gradient(q), ops.stop_gradient(sample)) / q.shape[-1] ** 0.5
     found = ops.max(scores, axis=-1) - ops.sum(scores, axis=-1) / ops.cast(count, scores.dtype)[..., None]
     least = ops.cast(-1e30, found.dtype)
     found = found if padding_mask is None else ops.where(padding_mask[:, None], found, least)
-    found = ops.pad(found, [[0, 0], [0, 0], [0, queries]], constant_values=-1e30)  # of a text of fewer tokens
+    found = ops.pad(found, [[0, 0], [0, 0], [0, queries]], constant_values=-1e30)  # for a text of fewer tokens
     return ops.cast(ops.top_k(found, queries)[1], "int32")
 
 
 def informer_attention_reference(q, k, v, *, queries, seed, padding_mask=None):
-    """Attention of all tokens, of which most are replaced by the mean."""
+    """Attention of all tokens. The mean replaces most of the results."""
     (b, n), dtype = v.shape[:2], sum_dtype(v)
     there = ops.ones((b, n), "int32") if padding_mask is None else ops.cast(padding_mask, "int32")
     count, number = ops.maximum(ops.sum(there, axis=1), 1)[:, None], ops.cumsum(there, axis=1) - 1

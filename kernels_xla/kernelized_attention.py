@@ -1,6 +1,6 @@
-"""Kernelized attention: a Gaussian of the distance of query and key, not divided by its sum.
+"""Kernelized attention: a Gaussian of the distance between query and key, without division by its sum.
 
-Source: Chen et al., "Skyformer", arXiv:2111.00035, section 3: the kernel that Skyformer approximates.
+Source: Chen et al., "Skyformer", arXiv:2111.00035, section 3. Skyformer approximates this kernel.
 """
 
 from keras import ops
@@ -30,8 +30,8 @@ def kernelized_attention(
       O(n^2 h (s + e)) multiply-adds, O(n^2 h) memory.
 
     Precision:
-      Weights in float32; they enter their product with `v` in its dtype. Distances are |q|^2 + |k|^2 - 2 q . k, so that
-      an offset common to queries and keys, large against their distances, costs digits.
+      Weights are float32 and enter their product with `v` in its dtype. A squared distance is |q|^2 + |k|^2 - 2 q . k,
+      so it loses digits if queries and keys share an offset that is large against their distances.
     """
     ids = documents(padding_mask, segment_ids)
     there = None if ids is None else ids > 0

@@ -1,7 +1,7 @@
 """Linear attention: products of features instead of a softmax, so that sums over tokens can be kept.
 
-Source: Katharopoulos et al., "Transformers are RNNs", arXiv:2006.16236; in three forms in Buckman and Gelada, "Linear
-Transformers Are Faster After All". Features are the caller's.
+Source: Katharopoulos et al., "Transformers are RNNs", arXiv:2006.16236. The three forms are in Buckman and Gelada,
+"Linear Transformers Are Faster After All". The caller computes the features.
 """
 
 import math
@@ -16,7 +16,7 @@ from kernels_xla.common.masks import attention_mask, documents, zero_outside
 from kernels_xla.common.recurrence import arrived, fitting, of_heads, over_heads
 from kernels_xla.common.spec import KernelSpec, Stream, Tensor
 
-LEAST = 1e-6  # what a denominator is clamped to, as in cosFormer's code; positive features are seldom below
+LEAST = 1e-6  # lower clamp of denominators, as in cosFormer's code; sums of positive features are rarely below
 
 
 def linear_attention(
@@ -31,20 +31,20 @@ def linear_attention(
     padding_mask: Tensor | None = None,
     segment_ids: Tensor | None = None,
 ) -> Tensor:
-    """out[i] = sum over visible j of (q[i] . k[j]) v[j], for each head; divided by sum of q[i] . k[j] if normalized.
+    """out[i] = sum over visible j of (q[i] . k[j]) v[j], for each head. If normalized, over sum of q[i] . k[j].
 
     Args:
-      q: Features of the queries, `[b, n, h, s]`; not negative if normalized, or the denominator may cross zero.
+      q: Features of the queries, `[b, n, h, s]`. If normalized they must not be negative, or the denominator may cross
+        zero.
       k: Features of the keys, `[b, n, h, s]`, as q.
       v: Values, `[b, n, h, e]`.
-      chunk_size: c, tokens that are taken in pairs by "chunks". It changes the speed alone: any value gives the same
-        function.
+      chunk_size: c, tokens of a chunk in the form "chunks", taken in pairs. It changes only the speed.
       causal: Whether position i sees only positions j <= i.
-      normalized: Whether weights are divided by their sum, which is clamped from below to 1e-6: a token that sees only
-        features that are zero where its own are not gets zero.
-      form: How it is summed: by "chunks"; or as in FLASH's Table 11, with a state for each token, to be compared with:
-        "cumsum" by a cumulative sum over all tokens ("Performer" there), "matmul" by the product of the matrix of who
-        sees whom with k v^T of all tokens ("Performer-Matmul"). It changes speed and memory alone.
+      normalized: Whether weights are divided by their sum, clamped from below to 1e-6. A token gets zero if its
+        features have zero products with all visible keys.
+      form: "chunks", or one of two forms with a state for each token, from FLASH's Table 11, for comparison. "cumsum"
+        takes a cumulative sum over all tokens ("Performer" there). "matmul" multiplies the mask of visible pairs with
+        k v^T of all tokens ("Performer-Matmul"). It changes only speed and memory.
       padding_mask: `[b, n]`, True at real tokens.
       segment_ids: `[b, n]`, 0 at padding; a token sees its own document only.
 
@@ -52,12 +52,12 @@ def linear_attention(
       `[b, n, h, e]`, in the dtype of `v`; 0 at padding.
 
     Cost:
-      O(n h (c (s + e) + s e)) multiply-adds, O(n h (c + e) + (n / c) h s e) memory: linear in n. Of the other forms
-      O(n h s e) memory, and "matmul" takes O(n^2 h s e) multiply-adds.
+      O(n h (c (s + e) + s e)) multiply-adds, O(n h (c + e) + (n / c) h s e) memory: linear in n. The other
+      forms take O(n h s e) memory, and "matmul" O(n^2 h s e) multiply-adds.
 
     Precision:
-      Products are in the dtype of the inputs and accumulate in float32, sums over chunks too; denominators are float32.
-      "cumsum" adds in float32, and takes what a document has from the sum of all before it.
+      Products are in the dtype of the inputs and accumulate in float32, also over chunks. Denominators are float32.
+      "cumsum" adds in float32. It subtracts the sum before a document from the sum at its end.
     """
     n, ids = ops.shape(v)[1], documents(padding_mask, segment_ids)
     real = None if ids is None else ids > 0
@@ -86,16 +86,16 @@ def _wide_product(equation, x, y):
 
 
 def _divided(out, total):
-    """`out [..., e]` over `total [...]`, if there is one."""
+    """`out [..., e]` divided by `total [...]`, if given."""
     return out if total is None else ops.custom_gradient(_quotient)(out, total)
 
 
 def _quotient(out, total):
-    """With a gradient by hand, in which no denominator is squared: FAVOR+'s may be larger than 1e19."""
+    """A quotient with a gradient by hand that squares no denominator: FAVOR+ has denominators above 1e19."""
     denominator = ops.maximum(total, LEAST)[..., None]
     ratio = ops.cast(out, total.dtype) / denominator
 
-    def gradient(*arguments, upstream=None):  # Keras passes it by name on JAX, TensorFlow by place
+    def gradient(*arguments, upstream=None):  # Keras passes it by name on JAX, by position on TensorFlow
         dout = ops.cast(arguments[0] if upstream is None else upstream, total.dtype) / denominator
         return ops.cast(dout, out.dtype), zero_outside(-ops.sum(dout * ratio, axis=-1), total > LEAST)
 
@@ -126,13 +126,13 @@ def _by_chunks(q, k, v, ids, causal, normalized, start=None):
 
 
 def across_chunks(q: Tensor, k: Tensor, v: Tensor, ids: Tensor | None, causal: bool) -> Tensor:
-    """The sum over the tokens of other chunks alone: before the own if `causal`, and otherwise also after it.
+    """The sum over the tokens of other chunks: only earlier chunks if `causal`, else also later ones.
 
     Args:
       q: `[b, g, c, h, s]`.
       k: `[b, g, c, h, s]`, zero at padding.
       v: `[b, g, c, h, e]`.
-      ids: Documents, int32 `[b, g, c]`, 0 at padding; None for one a row, which must be causal.
+      ids: Documents, int32 `[b, g, c]`, 0 at padding; None for one document a row, which needs `causal`.
       causal: See above.
 
     Returns:
@@ -146,10 +146,10 @@ def across_chunks(q: Tensor, k: Tensor, v: Tensor, ids: Tensor | None, causal: b
 
 
 def _other_chunks(ids, causal):
-    """Which tokens of a chunk read other chunks, which are read by them, and the sum over those: one or two triples.
+    """One or two triples: the tokens that read other chunks, the tokens that are read, and the sum over chunks.
 
-    A document runs from the end of one chunk into the start of the next, so that the last document of a chunk is all
-    that later ones can read of it, and its first document all that reads earlier ones.
+    A document continues from the end of one chunk into the start of the next. Later chunks can therefore read only the
+    last document of a chunk, and only its first document reads earlier chunks.
     """
     if ids is None:
         return [(None, None, sum_of_earlier)]
@@ -161,11 +161,11 @@ def _other_chunks(ids, causal):
 
 def _check_form(form):
     if form not in ("chunks", "cumsum", "matmul"):
-        raise ValueError(f"linear: form must be 'chunks', 'cumsum' or 'matmul', got {form!r}")
+        raise ValueError(f"linear_attention: form must be 'chunks', 'cumsum' or 'matmul', got {form!r}")
 
 
 def _by_tokens(q, k, v, ids, causal, normalized, form):
-    """A state for each token, which sums over the tokens that it sees; the result is as `_by_chunks`', unfolded."""
+    """The result of `_by_chunks`, unfolded, from a state for each token that sums over its visible tokens."""
     known = {"cumsum": _cumulative, "matmul": _by_mask}
     at = ops.arange(ops.shape(v)[1], dtype="int32")
     seen = attention_mask(ids, ids, at, at, causal)
@@ -176,7 +176,7 @@ def _by_tokens(q, k, v, ids, causal, normalized, form):
 
 
 def _by_mask(x, seen):
-    """`[b, n, ...]` summed over the tokens seen, by a product; `seen [i, j]`, `[b, i, j]`, or None for all."""
+    """Sums `[b, n, ...]` over the visible tokens with a product; `seen [i, j]`, `[b, i, j]`, or None for all."""
     n, shape = ops.shape(x)[1], ops.shape(x)
     seen = ops.cast(ops.ones((n, n)) if seen is None else seen, x.dtype)
     batch = "b" if len(seen.shape) == 3 else ""
@@ -185,7 +185,7 @@ def _by_mask(x, seen):
 
 
 def _cumulative(x, seen):
-    """The same by a cumulative sum: what is up to the last token seen, less what is before the first."""
+    """The same by a cumulative sum: the sum up to the last visible token, minus the sum before the first."""
     x = ops.cast(x, sum_dtype(x))
     until = ops.cumsum(x, axis=1)
     if seen is None:
@@ -203,10 +203,10 @@ def linear_attention_reference(
 ):
     """The sum over dense `[b, h, i, j]` weights.
 
-    The listings of "Linear Transformers Are Faster After All" are not followed where they slip: their double loop ends
-    before j = i, where the formula includes it; their loop over states adds k v^T but reads it as v k^T, which gives
-    k (v . q), wrong without an error where keys and values are of one width; their parallel form over states returns
-    `Y[:, :0]`, which is empty; and none of them divides by the sum of the weights, as their experiments do.
+    It departs from the listings of "Linear Transformers Are Faster After All" where they are wrong. Their double loop
+    ends before j = i, although the formula includes it. Their loop over states adds k v^T but reads it as v k^T. The
+    result is k (v . q), and there is no error if keys and values have the same width. Their parallel form over states
+    returns `Y[:, :0]`, which is empty. None of them divides by the sum of the weights, although their experiments do.
     """
     del chunk_size, form  # any gives the same function
     n = v.shape[1]
@@ -223,17 +223,17 @@ def initial_state(sizes, case, dtype):
     """State before the first token, constant in n.
 
     Returns:
-      `sum [b, h, s, e]`, of k v^T, and, if normalized, `norm [b, h, s]`, of k, both float32; `position [b]`, int32.
+      `sum [b, h, s, e]` of k v^T, and if normalized `norm [b, h, s]` of k, both float32. `position [b]`, int32.
     """
     state = recurrence.initial_state(sizes, case, dtype)
     return {**state, "norm": ops.zeros_like(state["sum"][..., 0])} if case.get("normalized") else state
 
 
 def extend(state, q, k, v, *, valid=None, chunk_size=128, causal=True, normalized=False, form="chunks"):
-    """The next k tokens of each row: one token costs O(h s e), more take the form of chunks, whatever `form` is."""
-    _check_form(form)  # a stream has one state, which sums as it goes
+    """The next k tokens of each row. One token costs O(h s e); more tokens go by chunks, whatever `form` is."""
+    _check_form(form)  # every form has the same stream
     if not causal:
-        raise ValueError("linear can be streamed only if causal, got causal=False")
+        raise ValueError("linear_attention can be streamed only if causal, got causal=False")
     tokens, wide = ops.shape(v)[1], state["sum"].dtype
     k, v = (zero_outside(x, of_heads(arrived(tokens, valid))) for x in (k, v))
     after = {"sum": state["sum"] + ops.einsum("bjhs,bjhe->bhse", ops.cast(k, wide), ops.cast(v, wide))}
@@ -255,7 +255,7 @@ def state_bytes(sizes, case, itemsize):
 
 
 def flops(sizes, case) -> int:
-    """Those of the state form; "matmul" adds the product of who sees whom with the states of all tokens."""
+    """FLOPs of the state form. "matmul" adds the product of the mask with the states of all tokens."""
     seen = sizes["n"] ** 2 * (0.5 if case["causal"] else 1)
     product = round(2 * sizes["b"] * seen * sizes["h"] * sizes["s"] * sizes["e"])
     return recurrence.flops(sizes, case) + (product if case.get("form") == "matmul" else 0)

@@ -1,6 +1,6 @@
-"""Softmax attention to keys and values that a learned matrix mixes from those of all positions.
+"""Softmax attention to keys and values that a learned matrix mixes from all positions.
 
-Source: Wang et al., "Linformer", arXiv:2006.04768, equation 7, with one matrix a head for keys and values alike.
+Source: Wang et al., "Linformer", arXiv:2006.04768, equation 7. Keys and values share one matrix a head.
 """
 
 from keras import ops
@@ -19,8 +19,8 @@ def linformer_attention(
       q: Queries, `[b, n, h, s]`.
       k: Keys, `[b, n, h, s]`.
       v: Values, `[b, n, h, e]`.
-      projection: E, `[h, r, m]`, m >= n: a shorter text takes its first n columns.
-      padding_mask: `[b, n]`, True at real tokens; keys and values of the others are zeros before they are mixed.
+      projection: E, `[h, r, m]`, with m >= n. A text of n tokens takes the first n columns.
+      padding_mask: `[b, n]`, True at real tokens. Keys and values at padding are set to zero before mixing.
 
     Returns:
       `[b, n, h, e]`, in the dtype of `v`; 0 at padding.
@@ -29,7 +29,7 @@ def linformer_attention(
       O(n r h (s + e)) multiply-adds, O(n r h) memory: linear in n.
 
     Precision:
-      That of `softmax_attention`; the mixed keys and values are in the dtype of the inputs.
+      As in `softmax_attention`. The mixed keys and values are in the dtype of the inputs.
     """
     q, k, v = (real(x, padding_mask) for x in (q, k, v))
     mixing = projection[:, :, : ops.shape(v)[1]]

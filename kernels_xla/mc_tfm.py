@@ -1,8 +1,8 @@
-"""Mixed chunk attention of a Transformer: softmax inside a chunk, linear attention across chunks, in many heads.
+"""Mixed chunk attention of a Transformer (MC-TFM++): softmax inside a chunk, linear attention across, many heads.
 
-Source: Hua et al., "Transformer Quality in Linear Time", arXiv:2202.10447, section 4.4, MC-TFM++, of which it says that
-it "uses quadratic MHSA within each chunk and multi-head linear attention across chunks". It gives no formula: this one,
-FLASH's with softmax for squared ReLU, is ours.
+Source: Hua et al., "Transformer Quality in Linear Time", arXiv:2202.10447, section 4.4. The paper says that MC-TFM++
+"uses quadratic MHSA within each chunk and multi-head linear attention across chunks" and gives no formula. Ours is
+FLASH's with softmax instead of squared ReLU.
 """
 
 from keras import ops
@@ -43,12 +43,12 @@ def mc_tfm_attention(
 
     With chunk(i) = i // c on the fixed grid of the row, position i receives
 
-        sum over j of chunk(i):          softmax_j(q[i] . k[j] / sqrt(s)) v[j]
-      + sum over j of the chunks seen:   (lin_q[i] . lin_k[j] / N) v[j]
+        sum over j of chunk(i):            softmax_j(q[i] . k[j] / sqrt(s)) v[j]
+      + sum over j of the visible chunks:  (lin_q[i] . lin_k[j] / N) v[j]
 
-    If `causal`, the first sum stops at j = i and the second takes the chunks before chunk(i); otherwise the second
-    takes every chunk, its own included. N counts the real tokens in the second sum: g c for chunk g of an unpadded row,
-    so no length enters a causal row. Both sums stay inside the document of i.
+    If `causal`, the first sum stops at j = i and the second takes the chunks before chunk(i). Otherwise the second
+    takes every chunk, its own included. N counts the real tokens in the second sum. It is g c for chunk g of an
+    unpadded row, so a causal row depends on no length. Both sums stay inside the document of i.
 
     Args:
       q: Queries of the first sum, `[b, n, h, s]`.
@@ -59,8 +59,8 @@ def mc_tfm_attention(
       chunk_size: c, in tokens. Part of the model: changing it changes the function.
       causal: Whether position i may depend only on positions <= i.
       padding_mask: `[b, n]`, True at real tokens.
-      segment_ids: `[b, n]`, 0 at padding, each document one run. One that starts on a multiple of c gets, if causal,
-        exactly what it gets alone.
+      segment_ids: `[b, n]`, 0 at padding; each document is one run. A causal document that starts on a multiple of c
+        gets exactly the same result as alone.
 
     Returns:
       `[b, n, h, e]`, in the dtype of `v`; 0 at padding.
@@ -69,14 +69,14 @@ def mc_tfm_attention(
       O(n h (c (s + e) + s e)) multiply-adds, O(n h (c + e) + (n / c) h s e) memory: linear in n.
 
     Precision:
-      Softmax and counts in float32; products are in the dtype of the inputs and accumulate in float32, the sum over
-      chunks too.
+      Softmax and counts are float32. Products are in the dtype of the inputs and accumulate in float32, also over
+      chunks.
     """
     masks = {"padding_mask": padding_mask, "segment_ids": segment_ids}
     near = diag_attention(q, k, v, chunk_size=chunk_size, causal=causal, **masks)
     n, ids = ops.shape(v)[1], documents(padding_mask, segment_ids)
     real = ops.ones(ops.shape(v)[:2], "float32") if ids is None else ops.cast(ids > 0, "float32")
-    one = of_heads(real)  # [b, n, 1, 1]: its sum over the tokens seen is their number
+    one = of_heads(real)  # [b, n, 1, 1]: its sum counts tokens
     if not causal:
         lin_q = _shared(lin_q, linear_attention(one, one, one, chunk_size=chunk_size, **masks))
         return near + linear_attention(lin_q, lin_k, v, chunk_size=chunk_size, **masks)
@@ -89,7 +89,7 @@ def mc_tfm_attention(
 
 
 def _shared(q, tokens):
-    """Queries over the number of tokens that they read, `[..., 1, 1]`: they are narrower than the sums are."""
+    """Divides queries by the number of tokens that they read, `[..., 1, 1]`. Queries are narrower than the sums."""
     return ops.cast(ops.cast(q, tokens.dtype) / ops.maximum(tokens, 1), q.dtype)
 
 
@@ -113,17 +113,17 @@ def initial_state(sizes, case, dtype):
     """State before the first token: constant in n.
 
     Returns:
-      `sum [b, h, s, e]` over finished chunks, float32; `k [b, c, h, s]`, `lin_k` alike and `v [b, c, h, e]`, of the
-      open chunk, zero where no token has come; `position [b]`, int32.
+      `sum [b, h, s, e]` over finished chunks, float32. `k [b, c, h, s]`, `lin_k` alike and `v [b, c, h, e]`: the open
+      chunk; free slots are zero. `position [b]`, int32.
     """
     inside = diag.initial_state(sizes, case, dtype)
     return {**recurrence.initial_state(sizes, case, dtype), **inside, "lin_k": ops.zeros_like(inside["k"])}
 
 
 def extend(state, q, k, v, lin_q, lin_k, *, chunk_size, valid=None, causal=True):
-    """The next k tokens of each row: one token costs O(h (s e + c (s + e))), more take the chunk-parallel form."""
+    """The next k tokens of each row. One token costs O(h (s e + c (s + e))); more take the chunk-parallel form."""
     if not causal:
-        raise ValueError("mixed_heads can be streamed only if causal, got causal=False")
+        raise ValueError("mc_tfm can be streamed only if causal, got causal=False")
     if v.shape[1] == 1:
         return _step(state, q, k, v, lin_q, lin_k, chunk_size, valid)
     position, tokens, c = state["position"], ops.shape(v)[1], chunk_size

@@ -1,6 +1,6 @@
-"""Softmax attention through the means of segments: Nystrom's method.
+"""Softmax attention through means of segments: Nystrom's method.
 
-Source: Xiong et al., "Nystromformer", arXiv:2102.03902, equations 9 to 13, without its convolution of the values.
+Source: Xiong et al., "Nystromformer", arXiv:2102.03902, equations 9 to 13, without the convolution of values.
 """
 
 from keras import ops
@@ -18,15 +18,15 @@ def nystromformer_attention(
     """F1 pinv(F2) F3 v, for each head.
 
     F1 = softmax(q K^T / sqrt(s)), F2 = softmax(Q K^T / sqrt(s)) and F3 = softmax(Q k^T / sqrt(s)), where the rows of Q
-    and K are the means of q and k over segments of the text. With a segment for every token it is softmax attention,
-    but for what the inverse leaves.
+    and K are means of q and k over segments of the text. With one segment for each token, it equals softmax attention
+    up to the error of the inverse.
 
     Args:
       q: Queries, `[b, n, h, s]`.
       k: Keys, `[b, n, h, s]`.
       v: Values, `[b, n, h, e]`.
-      landmarks: t, how many segments; see `kernels_xla.common.landmarks` for their borders and for the inverse.
-      padding_mask: `[b, n]`, True at real tokens, which alone make the means.
+      landmarks: t, the number of segments; see `kernels_xla.common.landmarks` for their borders and the inverse.
+      padding_mask: `[b, n]`, True at real tokens. Means cover real tokens only.
 
     Returns:
       `[b, n, h, e]`, in the dtype of `v`; 0 at padding.
@@ -35,12 +35,12 @@ def nystromformer_attention(
       O(n t h (s + e) + t^3 h) multiply-adds, O(n t h) memory: linear in n.
 
     Precision:
-      Softmax, F2 and its inverse in float32; products otherwise as in `softmax_attention`.
+      Softmax, F2 and its inverse are float32. Other products are as in `softmax_attention`.
     """
     q, k, v = (real(x, padding_mask) for x in (q, k, v))
     member = segments(v, padding_mask, landmarks)
     queries, keys = (means(x, member) for x in (q, k))
-    there = ops.any(member, axis=1)[:, None]  # [b, 1, t], the segments that have tokens
+    there = ops.any(member, axis=1)[:, None]  # [b, 1, t], segments with tokens
     scores = einsum("bihs,bjhs->bhij", queries * ops.cast(q.shape[-1] ** -0.5, q.dtype), keys)
     scores = ops.where(there[:, None], scores, ops.cast(-1e30, scores.dtype))
     middle = ops.softmax(scores, axis=-1)
@@ -52,7 +52,7 @@ def nystromformer_attention(
 
 
 def nystromformer_attention_reference(q, k, v, *, landmarks, padding_mask=None):
-    """The three matrices of softmax and the mean as a matrix, with the mask as a factor."""
+    """The three softmax matrices and the mean as a matrix, with the mask as a factor."""
     dtype, (b, n) = v.dtype, v.shape[:2]
     there = ops.ones((b, n), "int32") if padding_mask is None else ops.cast(padding_mask, "int32")
     segment = (ops.cumsum(there, axis=1) - 1) * landmarks // ops.maximum(ops.sum(there, axis=1, keepdims=True), 1)

@@ -1,7 +1,7 @@
-"""Softmax attention among tokens that a hash puts beside each other.
+"""Softmax attention among tokens that hashing puts next to each other.
 
 Source: Kitaev et al., "Reformer", arXiv:2001.04451, section 2, in the form of its public implementations: a token sees
-all of its chunk of the sorted text and of the one before it.
+its chunk of the sorted text and the chunk before it.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ from kernels_xla.common.landmarks import gathered, real
 from kernels_xla.common.masks import zero_outside
 from kernels_xla.common.spec import KernelSpec, Tensor
 
-ALONE = -1e5  # the score of a token with itself, of the public implementations: it counts where there is no other
+ALONE = -1e5  # score of a token with itself, from the public implementations: it counts only if the token sees no other
 
 
 def reformer_attention(
@@ -26,21 +26,22 @@ def reformer_attention(
     seed: int,
     padding_mask: Tensor | None = None,
 ) -> Tensor:
-    """The attention of each round, weighted by the softmax over rounds of its log Z, for each head.
+    """Attention in several rounds of hashing, weighted by the softmax over rounds of log Z, for each head.
 
-    In each round tokens are sorted by their bucket, and by position within it, and cut into chunks. A token attends to
-    those of its chunk and of the one before [the first has none: there implementations take the last], to itself only
-    where it is alone, by exp(q[i] . k[j]) / Z with k[j] = q[j] / |q[j]|. The bucket is the place of the greatest of
-    q R and -q R, where R [s, buckets / 2] is normal, drawn for each round from `seed`.
+    Each round sorts the tokens by bucket, then by position, and cuts them into chunks. A token attends to its chunk and
+    to the chunk before with weights exp(q[i] . k[j]) / Z, where k[j] = q[j] / |q[j]|. It attends to itself only if it
+    sees no other token. The first chunk has none before it [public implementations take the last chunk there]. The
+    bucket is the index of the largest number of q R and -q R. R, `[s, buckets / 2]`, is normal and drawn for each round
+    from `seed`.
 
     Args:
-      q: Queries, of which keys are made too, `[b, n, h, s]`.
+      q: Queries, which also give the keys, `[b, n, h, s]`.
       v: Values, `[b, n, h, e]`.
       chunk_size: c, tokens of a chunk. Part of the model: changing it changes the function.
-      buckets: How many; even.
-      rounds: How often it hashes.
-      seed: What the rotations follow from.
-      padding_mask: `[b, n]`, True at real tokens; the others are sorted behind them.
+      buckets: Number of buckets, even.
+      rounds: Number of rounds of hashing.
+      seed: Seed of the rotations R.
+      padding_mask: `[b, n]`, True at real tokens. Padding is sorted behind them.
 
     Returns:
       `[b, n, h, e]`, in the dtype of `v`; 0 at padding.
@@ -49,7 +50,7 @@ def reformer_attention(
       O(rounds n h (c (s + e) + s buckets)) multiply-adds, O(rounds n c h) memory, and a sort: n log n.
 
     Precision:
-      Hashes are float32, of the inputs as they are: rounding may not choose. Scores and softmax in float32; weights
+      Hashes are computed in float32, so that rounding does not choose a bucket. Scores and softmax are float32. Weights
       enter their product in the dtype of `v`.
     """
     q, v = real(q, padding_mask), real(v, padding_mask)
@@ -71,12 +72,12 @@ def reformer_attention(
 
 
 def rotations(width: int, buckets: int, rounds: int, seed: int) -> np.ndarray:
-    """R of each round, `[s, rounds, buckets / 2]`."""
+    """R for each round, `[s, rounds, buckets / 2]`."""
     return np.random.default_rng(seed).normal(size=(width, rounds, buckets // 2))
 
 
 def _keys(q, there, buckets, rounds, seed):
-    """What tokens are sorted by, all different, int32 `[b, h, rounds, n]`."""
+    """The sort keys of the tokens, all different, int32 `[b, h, rounds, n]`."""
     n, dtype = ops.shape(q)[1], sum_dtype(q)
     drawn = ops.cast(rotations(q.shape[-1], buckets, rounds, seed), dtype)
     turned = einsum("bnhs,srk->bhrnk", ops.cast(ops.stop_gradient(q), dtype), drawn)
@@ -85,7 +86,7 @@ def _keys(q, there, buckets, rounds, seed):
 
 
 def _over_length(q):
-    """1 / |q| of each token and head, `[b, n, h, 1]`, in float32."""
+    """1 / |q| for each token and head, `[b, n, h, 1]`, in float32."""
     square = ops.sum(ops.square(ops.cast(q, sum_dtype(q))), axis=-1, keepdims=True)
     return ops.rsqrt(square + 1e-6 * q.shape[-1])
 
@@ -98,13 +99,13 @@ def _rows(x, rounds):
 
 
 def _attend(q, k, v, number):
-    """Of each chunk to itself and the one before.
+    """Attention of each chunk to itself and the chunk before.
 
     Args:
       q: `[m, g, c, s]`.
       k: `[m, g, c, s]`.
       v: `[m, g, c, e]`.
-      number: What tokens are known by, int32 `[m, g, c]`, 0 at padding.
+      number: A number for each token, int32 `[m, g, c]`, 0 at padding.
 
     Returns:
       `[m, g, c, e]`, and log Z, `[m, g, c, 1]`.
@@ -125,7 +126,7 @@ def _before(x):
 
 
 def reformer_attention_reference(q, v, *, chunk_size, buckets, rounds, seed, padding_mask=None):
-    """All pairs in each round; a token's place in the sorted text is the number of those before it there."""
+    """All pairs in each round; a token's place in the sorted text is the number of tokens before it."""
     b, n = v.shape[:2]
     there = ops.ones((b, n), "bool") if padding_mask is None else padding_mask
     keys = _keys(q, there, buckets, rounds, seed)  # [b, h, rounds, n]

@@ -1,6 +1,6 @@
-"""Linear attention with one decay a head and token: retention.
+"""Retention: linear attention with a decay for each head and token.
 
-Source: Sun et al., "Retentive Network", arXiv:2307.08621, section 2.1, there with a decay that never changes.
+Source: Sun et al., "Retentive Network", arXiv:2307.08621, section 2.1. The paper's decay is constant.
 """
 
 from keras import ops
@@ -29,35 +29,35 @@ def retention(
       k: Keys, `[b, n, h, s]`.
       v: Values, `[b, n, h, e]`.
       log_decay: `[b, n, h]`, never positive.
-      chunk_size: c, tokens that are taken in pairs. It changes the speed alone: any value gives the same function.
-      causal: True, being so by definition.
-      padding_mask: `[b, n]`, True at real tokens. The others decay nothing, and are not read.
-      segment_ids: `[b, n]`, 0 at padding; a document starts from nothing.
+      chunk_size: c, tokens of a chunk, taken in pairs. It changes only the speed.
+      causal: Must be True: a decay needs an order.
+      padding_mask: `[b, n]`, True at real tokens. Padding decays nothing and is not read.
+      segment_ids: `[b, n]`, 0 at padding. Each document starts from an empty state.
 
     Returns:
       `[b, n, h, e]`, in the dtype of `v`; 0 at padding.
 
     Raises:
-      ValueError: It is not causal.
+      ValueError: `causal` is False.
 
     Cost:
       O(n h (c (s + e) + s e)) multiply-adds, O(n h (c + e) + (n / c) h s e) memory: linear in n. The states between
       chunks take log2(n / c) passes.
 
     Precision:
-      Decays and states are float32; products are in the dtype of the inputs and accumulate in float32.
+      Decays and states are float32. Products are in the dtype of the inputs and accumulate in float32.
     """
-    recurrence.check_causal("decayed attention", causal)
+    recurrence.check_causal("retention", causal)
     masks = {"padding_mask": padding_mask, "segment_ids": segment_ids}
     return recurrence.by_chunks(q, k, v, log_decay[..., None], _weights, chunk_size=chunk_size, **masks)[0]
 
 
 def _weights(q, k, log_decay, seen):
-    """Of the pairs of a chunk: q, k `[b, g, c, h, s]`, decays `[b, g, c, h, 1]`, seen -> `[b, g, h, i, j]`."""
+    """Weights of the pairs of a chunk: q, k `[b, g, c, h, s]`, decays `[b, g, c, h, 1]`, seen -> `[b, g, h, i, j]`."""
     since = ops.swapaxes(ops.cumsum(log_decay[..., 0], axis=2), 2, 3)  # [b, g, h, c]
     at = ops.arange(q.shape[2], dtype="int32")
-    # Masked before it is an exponent: above the diagonal it would overflow, and make the gradient not a number. On the
-    # diagonal nothing decays, and the gradient of nothing would be lost in two large parts that cancel.
+    # Masked before exp, which would overflow above the diagonal and make the gradient NaN. The diagonal has no decay.
+    # It is masked too, so that its gradient does not cancel.
     log = zero_outside(since[..., :, None] - since[..., None, :], ops.logical_and(seen, at[None, :] < at[:, None]))
     scores = ops.einsum("bgihs,bgjhs->bghij", q, k)
     return zero_outside(ops.cast(ops.exp(log), q.dtype) * scores, seen)
@@ -65,7 +65,7 @@ def _weights(q, k, log_decay, seen):
 
 def retention_reference(q, k, v, log_decay, *, chunk_size=None, causal=True, padding_mask=None, segment_ids=None):
     """The sum over dense `[b, h, i, j]` weights."""
-    del chunk_size, causal  # any chunk gives the same function, and it knows no other order
+    del chunk_size, causal  # they do not change the function
     ids = documents(padding_mask, segment_ids)
     ids = ops.ones(v.shape[:2], "int32") if ids is None else ids
     seen = (ids[:, :, None] == ids[:, None, :]) & (ids[:, None, :] > 0)
@@ -77,8 +77,8 @@ def retention_reference(q, k, v, log_decay, *, chunk_size=None, causal=True, pad
 
 
 def extend(state, q, k, v, log_decay, *, valid=None, chunk_size=128, causal=True):
-    """The next k tokens of each row: one token costs O(h s e), more take the chunk-parallel form."""
-    recurrence.check_causal("decayed attention", causal)
+    """The next k tokens of each row. One token costs O(h s e); more tokens take the chunk-parallel form."""
+    recurrence.check_causal("retention", causal)
     return recurrence.extend(state, q, k, v, log_decay[..., None], _weights, chunk_size=chunk_size, valid=valid)
 
 

@@ -1,6 +1,6 @@
 """Kernelized attention through a few random queries and keys: Nystrom's method on the Gaussian kernel.
 
-Source: Chen et al., "Skyformer", arXiv:2111.00035, section 4; ridge and preconditioning as in the authors' code.
+Source: Chen et al., "Skyformer", arXiv:2111.00035, section 4. Ridge and preconditioning follow the authors' code.
 """
 
 from keras import ops
@@ -9,7 +9,7 @@ from kernels_xla.common.landmarks import draws, flops, gathered, gaussian, numbe
 from kernels_xla.common.masks import zero_outside
 from kernels_xla.common.spec import KernelSpec, Tensor
 
-RIDGE = 0.1  # of the authors
+RIDGE = 0.1  # the authors' value
 
 
 def skyformer_attention(
@@ -17,16 +17,16 @@ def skyformer_attention(
 ) -> Tensor:
     """K(q, S) (K(S, S) + 0.1)^-1 K(S, k) v, for each head; K is `kernels_xla.common.landmarks.gaussian`.
 
-    S has `landmarks` of the queries and keys of the real tokens: row t is number `draws(seed)[t]` modulo 2m of the m
-    queries followed by the m keys [our rule; the authors draw anew in each step]. The inverse is that of
-    `pseudo_inverse`, of the matrix divided by the roots of the sums of its rows and columns.
+    S holds `landmarks` queries and keys of real tokens. Row t is number `draws(seed)[t]` modulo 2m of the m queries
+    followed by the m keys [our rule; the authors draw anew in each step]. Before `pseudo_inverse`, rows and columns of
+    the matrix are divided by the square roots of their sums.
 
     Args:
       q: Queries, `[b, n, h, s]`.
       k: Keys, `[b, n, h, s]`.
       v: Values, `[b, n, h, e]`.
-      landmarks: t, how many rows S has.
-      seed: What the rows follow from.
+      landmarks: t, the number of rows of S.
+      seed: Seed of the rows.
       padding_mask: `[b, n]`, True at real tokens.
 
     Returns:
@@ -36,8 +36,8 @@ def skyformer_attention(
       O(n t h (s + e) + t^3 h) multiply-adds, O(n t h) memory: linear in n.
 
     Precision:
-      Kernels, the inverse and what it multiplies in float32; products over tokens in the dtype of `v`. Distances as in
-      `kernelized_attention`.
+      Kernels, the inverse and its products are float32. Products over tokens are in the dtype of `v`. Distances are as
+      in `kernelized_attention`.
     """
     q, k, v = (real(x, padding_mask) for x in (q, k, v))
     count = ops.maximum(numbers(v, padding_mask)[1], 1)[:, None]
@@ -59,7 +59,7 @@ def skyformer_attention(
 
 
 def skyformer_attention_reference(q, k, v, *, landmarks, seed, padding_mask=None):
-    """The three matrices by their distances; the rows of S chosen by a matrix of zeros and ones."""
+    """The three matrices from explicit distances. A matrix of zeros and ones picks the rows of S."""
     dtype, (b, n) = v.dtype, v.shape[:2]
     there = ops.ones((b, n), "int32") if padding_mask is None else ops.cast(padding_mask, "int32")
     count = ops.maximum(ops.sum(there, axis=1, keepdims=True), 1)

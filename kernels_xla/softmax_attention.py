@@ -1,4 +1,4 @@
-"""Multi-head softmax attention: the baseline that every linear form is measured against.
+"""Multi-head softmax attention, the baseline of every linear form.
 
 Source: Vaswani et al., "Attention Is All You Need", equation 1.
 """
@@ -10,7 +10,7 @@ from kernels_xla.common.masks import attention_mask, documents, strips, zero_out
 from kernels_xla.common.spec import KernelSpec, Stream, Tensor
 from kernels_xla.common.streaming import append
 
-STRIP = 256  # tokens of a strip of queries at least: no slower than whole rows of 512 on a GPU, and faster above
+STRIP = 256  # least tokens of a strip of queries: as fast as whole rows of 512 on a GPU, and faster above
 
 
 def softmax_attention(
@@ -32,19 +32,19 @@ def softmax_attention(
       causal: Whether position i sees only positions j <= i.
       padding_mask: `[b, n]`, True at real tokens.
       segment_ids: `[b, n]`, 0 at padding; a token sees its own document only.
-      offset: Added to the positions that the mask compares, which does not change it. A zero that is known only at run
+      offset: Added to the positions that the mask compares, which changes nothing. A zero that is known only at run
         time keeps the compiler from storing the mask in the program.
 
     Returns:
       `[b, n, h, e]`, in the dtype of `v`; 0 at padding.
 
     Cost:
-      O(n^2 h (s + e)) multiply-adds, O(n^2 h) memory; O(n h (s + e)) memory where Keras has one kernel for it all,
-      nothing but `causal` masks, and e = s.
+      O(n^2 h (s + e)) multiply-adds, O(n^2 h) memory. It takes O(n h (s + e)) memory where Keras has one kernel for it,
+      without other masks than `causal` and with e = s.
 
     Precision:
-      Scores and softmax in float32; the weights, and the gradients of the scores, enter their products in the dtype
-      of the inputs.
+      Scores and softmax are float32. The weights, and the gradients of the scores, enter their products in the dtype of
+      the inputs.
     """
     plain = padding_mask is None and segment_ids is None and q.shape[-1] == v.shape[-1]
     if plain and accelerator.fuses_attention(v.shape[-1], v.dtype):
@@ -55,29 +55,29 @@ def softmax_attention(
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Tensor:
-    """Attention of any queries to any keys, over the pairs `seen`, or over all.
+    """Attention of any queries to any keys, over the pairs `seen`.
 
     Args:
       q: `[b, i, h, s]`.
       k: `[b, j, h, s]`.
       v: `[b, j, h, e]`.
-      seen: Bool `[i, j]`, or `[b, i, j]`, i being 1 where all queries see the same; None for all pairs.
+      seen: Bool `[i, j]` or `[b, i, j]`, where i is 1 if all queries see the same keys; None for all pairs.
 
     Returns:
-      `[b, i, h, e]`, in the dtype of `v`; 0 where a query sees none.
+      `[b, i, h, e]`, in the dtype of `v`; 0 for a query that sees no key.
     """
     q = q * ops.cast(q.shape[-1] ** -0.5, q.dtype)
     if seen is None:
         return ops.custom_gradient(_with_gradient)(q, k, v)
     seen = seen if len(seen.shape) == 2 else ops.expand_dims(seen, 1)
-    # JAX takes the mask as an argument alone, and only numbers as arguments.
+    # JAX needs the mask as an argument, and it takes only floats as arguments.
     return ops.custom_gradient(_with_gradient)(q, k, v, ops.cast(seen, "float32"))
 
 
 def _with_gradient(q, k, v, *mask):
-    """The output, and its gradients by hand, as FlashAttention takes them (Dao et al., arXiv:2205.14135, section 3.1).
+    """The output, and gradients by hand, as in FlashAttention (Dao et al., arXiv:2205.14135, section 3.1).
 
-    Derived by the framework they would keep the weights in float32, and read them once more to sum each row.
+    Derived gradients would keep the weights in float32, and read them once more to sum each row.
     """
     scores = accumulate.einsum("bihs,bjhs->bhij", q, k)
     weights, total = (_exponentials if accelerator.on_tpu() else _softmax)(scores, *mask)
@@ -86,7 +86,7 @@ def _with_gradient(q, k, v, *mask):
     divided = lambda x: ops.cast(wide(x) / total, x.dtype)  # noqa: E731
     out = divided(ops.einsum("bhij,bjhe->bihe", weights, v))
 
-    def gradient(*arguments, upstream=None):  # Keras passes it by name on JAX, TensorFlow by place
+    def gradient(*arguments, upstream=None):  # Keras passes it by name on JAX, by position on TensorFlow
         dout = divided(arguments[0] if upstream is None else upstream)
         own = ops.transpose(ops.sum(wide(dout) * wide(out), axis=-1), (0, 2, 1))[..., None]  # [b, h, i, 1]
         dweights = ops.einsum("bihe,bjhe->bhij", dout, v)
@@ -99,10 +99,10 @@ def _with_gradient(q, k, v, *mask):
 
 
 def _exponentials(scores, mask=None):
-    """Weights `[b, h, i, j]` before they are divided by their sums, and these, `[b, i, h, 1]`; 0 where the mask is.
+    """Weights `[b, h, i, j]` before division, 0 outside the mask, and their sums, `[b, i, h, 1]`.
 
-    A TPU takes maximum, exponential and sum in one pass over the scores, and divides behind the product with the
-    values; a division of the weights is another pass over all pairs, and so is a maximum with an `initial` value.
+    A TPU takes maximum, exponential and sum in one pass over the scores, and divides after the product with the values.
+    A division of the weights would be another pass over all pairs, and so would a maximum with an `initial` value.
     """
     seen = None if mask is None else mask > 0
     scores = scores if seen is None else ops.where(seen, scores, ops.cast(-1e30, scores.dtype))
@@ -113,10 +113,10 @@ def _exponentials(scores, mask=None):
 
 
 def _softmax(scores, mask=None):
-    """The same divided: of all heads' rows in one axis, `[b h, i, j]`, and 1.
+    """Weights after division, with all heads' rows in one axis, `[b h, i, j]`, and the divisor 1.
 
-    Of `[b, h, i, j]` XLA takes the rows of 32 texts at once on a GPU, at a third of the memory's speed; and it keeps
-    float32 scores, to compute the softmax again in the backward pass.
+    On `[b, h, i, j]`, XLA takes the rows of 32 texts at once on a GPU, at a third of the memory's speed. It also keeps
+    float32 scores and computes the softmax again in the backward pass.
     """
     b, h, *pairs_shape = ops.shape(scores)
     rows = lambda x: ops.reshape(x, (b * h, *pairs_shape))  # noqa: E731
@@ -139,7 +139,7 @@ def softmax_attention_reference(q, k, v, *, causal=False, padding_mask=None, seg
 
 
 def initial_state(sizes, case, dtype):
-    """An empty cache for `n` tokens a row: `k [b, n, h, s]`, `v [b, n, h, e]`, `position [b]`."""
+    """An empty cache with room for `n` tokens a row: `k [b, n, h, s]`, `v [b, n, h, e]`, `position [b]`."""
     b, n, h = sizes["b"], sizes["n"], sizes["h"]
     return {
         "k": ops.zeros((b, n, h, sizes["s"]), dtype),
@@ -159,12 +159,12 @@ def extend(state, q, k, v, *, valid=None, causal=True):
 
 
 def cache_bytes(sizes, case, itemsize):
-    """Bytes of the cache and of one int32 position a row."""
+    """Bytes of the cache and of one int32 position for each row."""
     return sizes["b"] * (sizes["n"] * sizes["h"] * (sizes["s"] + sizes["e"]) * itemsize + 4)
 
 
 def attention_flops(sizes, case):
-    """Two products over all pairs, half of them if causal."""
+    """Two products over all pairs, or over half of them if causal."""
     pairs_times_two = (1 if case.get("causal") else 2) * sizes["n"] ** 2
     return sizes["b"] * sizes["h"] * pairs_times_two * (sizes["s"] + sizes["e"])
 

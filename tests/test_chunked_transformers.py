@@ -141,7 +141,7 @@ def test_packed_documents_are_for_a_causal_transformer_ls():
     (lambda: built(TransformerLS, {"heads": H, "causal": True}).initial_state(1),
      "TransformerLS has a state that grows with the text: it needs capacity, the most tokens of a row, got None"),
     (lambda: transformer_ls_causal_attention(*[None] * 8, chunk_size=C, causal=False),
-     "long_short_causal is causal by definition, and long_short is not: got causal=False"),
+     "transformer_ls_causal needs causal=True, got False; transformer_ls is not causal"),
     (lambda: MixedChunkSelfAttention(heads=0), "MixedChunkSelfAttention needs heads >= 1, got 0"),
     (lambda: MixedChunkSelfAttention(chunk_size=-1), "MixedChunkSelfAttention needs chunk_size >= 1, got -1"),
 ])  # fmt: skip

@@ -167,5 +167,5 @@ def test_a_state_of_other_options_is_refused():
     layer, other = (MixedChunkAttention(**{**LAYER, "overlapping": overlapping}) for overlapping in (False, True))
     for one in (layer, other):
         one.build((1, None, WIDTH))
-    with pytest.raises(ValueError, match="needs a state of its own options, got one of overlapping=True"):
+    with pytest.raises(ValueError, match="needs a state made with overlapping=False, got one with True"):
         layer.extend(ops.zeros((1, 2, WIDTH)), other.initial_state(1))

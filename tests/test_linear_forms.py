@@ -209,7 +209,7 @@ def test_a_chunk_is_no_longer_than_its_text():
 @each_decay
 def test_a_decay_refuses_to_be_read_backwards_in_one_line(spec):
     arrays = tensors(inputs(spec), "float32")
-    refused = r"^\w+ attention is causal by definition, its decay being over the tokens between: got causal=False$"
+    refused = r"^\w+ is causal by definition: it needs causal=True, got False$"
     state = spec.stream.initial_state(SIZES, {}, "float32")
     for function in (spec.fast, functools.partial(spec.stream.extend, state)):
         with pytest.raises(ValueError, match=refused):
@@ -218,7 +218,7 @@ def test_a_decay_refuses_to_be_read_backwards_in_one_line(spec):
 
 def test_a_stream_of_linear_attention_that_is_not_causal_is_refused():
     state = linear_attention.initial_state(SIZES, {}, "float32")
-    with pytest.raises(ValueError, match="linear can be streamed only if causal, got causal=False"):
+    with pytest.raises(ValueError, match="linear_attention can be streamed only if causal, got causal=False"):
         linear_attention.extend(state, **tensors(inputs(linear_attention.SPEC), "float32"), causal=False)
 
 

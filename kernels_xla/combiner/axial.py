@@ -1,7 +1,8 @@
-"""Combiner, row-major axial: attention to the own chunk, and to the summary of the own column in each chunk before.
+"""Combiner, row-major axial: attention to a token's own chunk, and to its column's summary in each other chunk.
 
 Source: Ren et al., "Combiner: Full Attention Transformer with Sparse Computation Cost", arXiv:2107.05768,
-Combiner-Axial in row-major order, as in its authors' code. Summaries are the caller's: see `flash_tf.layers.Combiner`.
+Combiner-Axial in row-major order, as in the authors' code. The caller computes the summaries: see
+`flash_tf.layers.Combiner`.
 """
 
 from keras import ops
@@ -35,26 +36,26 @@ def combiner_axial_attention(
     segment_ids: Tensor | None = None,
     offset: int | Tensor = 0,
 ) -> Tensor:
-    """Softmax attention to the tokens of the own chunk and to the summaries of the own column, under one sum.
+    """Softmax attention to the tokens of the own chunk and to the summaries of the own column, under one normaliser.
 
-    Position i is in chunk i // c and column i % c. It sees the tokens j of its chunk, by k and v, and of every other
-    chunk the token of its column, by k_sum and v_sum, which may be made of that whole chunk:
+    Position i is in chunk i // c and column i % c. It sees the tokens j of its chunk through k and v. In every other
+    chunk it sees the token of its column through k_sum and v_sum, which may summarise that whole chunk:
 
         weights = softmax over both of q[i] . (k[j] or k_sum[j]) / sqrt(s)
 
-    If `causal`, the tokens j <= i of its chunk, and the chunks before it, which have ended.
+    If `causal`, it sees only the tokens j <= i of its chunk, and only the chunks before.
 
     Args:
       q: Queries, `[b, n, h, s]`.
       k: Keys, `[b, n, h, s]`.
       v: Values, `[b, n, h, e]`.
-      k_sum: Keys of the summaries, one a token, `[b, n, h, s]`.
-      v_sum: Their values, `[b, n, h, e]`.
+      k_sum: Keys of the summaries, one for each token, `[b, n, h, s]`.
+      v_sum: Values of the summaries, `[b, n, h, e]`.
       chunk_size: c, tokens of a chunk. Part of the model: changing it changes the function.
       causal: Whether position i sees only positions j <= i.
-      padding_mask: `[b, n]`, True at real tokens; there is no summary at the others.
-      segment_ids: `[b, n]`, 0 at padding. A token sees its own document only, and of a column what is of it. What
-        starts on a multiple of c gets what it gets alone.
+      padding_mask: `[b, n]`, True at real tokens. Padding has no summary.
+      segment_ids: `[b, n]`, 0 at padding. A token sees its own document only, also in its column. A document that
+        starts on a multiple of c gets the same result as alone.
       offset: As in `softmax_attention`.
 
     Returns:
@@ -64,10 +65,10 @@ def combiner_axial_attention(
       O(n (c + n / c) h (s + e)) multiply-adds, O(n (c + n / c) h) memory: between linear and quadratic in n.
 
     Precision:
-      That of `joint_attention`.
+      As in `joint_attention`.
     """
     n, ids = ops.shape(v)[1], documents(padding_mask, segment_ids)
-    if ids is None and not causal:  # the zeros that fill the last chunk
+    if ids is None and not causal:  # hides the zeros that fill the last chunk
         ids = ops.ones(ops.shape(v)[:2], "int32")
     ids = None if ids is None else fold(ids, chunk_size)  # [b, g, c]
     at = ops.arange(chunk_size, dtype="int32") + offset
@@ -92,7 +93,7 @@ def _columns(ids, chunks, causal):
 def combiner_axial_attention_reference(
     q, k, v, k_sum, v_sum, *, chunk_size, causal=False, padding_mask=None, segment_ids=None
 ):
-    """All pairs twice, by tokens and by summaries, of which the chunk and the column stay."""
+    """All pairs twice, by tokens and by summaries, with masks for the chunk and for the column."""
     n, ids = v.shape[1], documents(padding_mask, segment_ids)
     ids = ops.ones((1, n), "int32") if ids is None else ids
     at = ops.arange(n)
@@ -105,11 +106,11 @@ def combiner_axial_attention_reference(
 
 
 def initial_state(sizes, case, dtype):
-    """State before the first token, with room for `n` tokens a row, to the next multiple of c.
+    """State before the first token, with room for `n` tokens a row, rounded up to a multiple of c.
 
     Returns:
-      `k [b, c, h, s]` and `v [b, c, h, e]`, of the open chunk, zero where no token has come; `k_sum [b, n, h, s]` and
-      `v_sum [b, n, h, e]`, the summaries of all tokens; `position [b]`, int32.
+      `k [b, c, h, s]` and `v [b, c, h, e]`: the open chunk; free slots are zero. `k_sum [b, n, h, s]` and
+      `v_sum [b, n, h, e]`: the summaries of all tokens. `position [b]`, int32.
     """
     b, h, c = sizes["b"], sizes["h"], case["chunk_size"]
     room = -(-sizes["n"] // c) * c
@@ -119,15 +120,15 @@ def initial_state(sizes, case, dtype):
 
 
 def step(state, q, k, v, *, chunk_size, valid=None):
-    """One token of each row: O(c + n / c). A chunk that it fills stays open, and has no summaries: see `flush`.
+    """One token of each row, in O(c + n / c). A chunk that it fills stays open: the caller closes and summarises it.
 
     Args:
-      state: Of `initial_state`; no chunk is full.
-      q: `[b, 1, h, s]`; k and v alike.
-      k: As q.
+      state: A state from `initial_state` without a full chunk.
+      q: `[b, 1, h, s]`.
+      k: `[b, 1, h, s]`.
       v: `[b, 1, h, e]`.
       chunk_size: c.
-      valid: int32 `[b]`, 1 at the rows whose token is real; None for all.
+      valid: int32 `[b]`, 1 at rows whose token is real; None if all are.
 
     Returns:
       `[b, 1, h, e]`, and the state.
@@ -144,7 +145,7 @@ def step(state, q, k, v, *, chunk_size, valid=None):
 
 
 def extend(state, q, k, v, k_sum, v_sum, *, chunk_size, valid=None, causal=True):
-    """The next k tokens of each row with their summaries, laid on the row's own grid of chunks."""
+    """The next k tokens of each row with their summaries, on the row's own grid of chunks."""
     if not causal:
         raise ValueError("combiner_axial can be streamed only if causal, got causal=False")
     position, tokens, c = state["position"], ops.shape(v)[1], chunk_size

@@ -1,9 +1,9 @@
-"""Combiner, fixed: a token attends to its chunk, and to one summary of each chunk before.
+"""Combiner, fixed: attention to a token's own chunk, and to one summary of each other chunk.
 
 Source: Ren et al., "Combiner: Full Attention Transformer with Sparse Computation Cost", arXiv:2107.05768,
-Combiner-Fixed. Summaries are as in its authors' configuration, which pools by the maximum. Padding and documents are
-ours, as is that a token which sees all chunks does not see the summary of its own. FLASH's Appendix A describes this
-variant, one vector a chunk; what FLASH was measured against is the other, `combiner_axial`.
+Combiner-Fixed. Summaries follow the authors' configuration, which pools by the maximum. Padding and documents are our
+definition. So is the rule that a token which sees all chunks does not see the summary of its own. FLASH's Appendix A
+describes this variant, with one vector a chunk. FLASH was measured against the other variant, `combiner_axial`.
 """
 
 from keras import ops
@@ -36,9 +36,9 @@ def combiner_fixed_attention(
     segment_ids: Tensor | None = None,
     offset: int | Tensor = 0,
 ) -> Tensor:
-    """Softmax attention to the tokens of the own chunk and to the summaries of other chunks, under one sum.
+    """Softmax attention to the tokens of the own chunk and to the summaries of other chunks, under one normaliser.
 
-    A chunk's summary is made of its tokens, channel by channel for the maximum:
+    A chunk's summary is made of its tokens. The maximum is taken in each channel:
 
         key = max_j k[j],  value = sum over j of softmax_j(max_i q[i] . k[j] / sqrt(s)) v[j]
 
@@ -47,11 +47,12 @@ def combiner_fixed_attention(
       k: Keys, `[b, n, h, s]`.
       v: Values, `[b, n, h, e]`.
       chunk_size: c, tokens of a chunk. Part of the model: changing it changes the function.
-      causal: Whether position i sees only the tokens j <= i of its chunk, and only the chunks before it; otherwise
-        it sees all others.
-      padding_mask: `[b, n]`, True at real tokens, of which alone summaries are made.
-      segment_ids: `[b, n]`, 0 at padding, each document one run. A token sees its own document only: of a chunk, the
-        summary of the tokens that are of it. What starts on a multiple of c gets what it gets alone.
+      causal: Whether position i sees only the tokens j <= i of its chunk, and only the chunks before it. Otherwise it
+        sees all other chunks.
+      padding_mask: `[b, n]`, True at real tokens. Summaries cover real tokens only.
+      segment_ids: `[b, n]`, 0 at padding; each document is one run. A token sees its own document only. A summary
+        covers the chunk's tokens of this document. A document that starts on a multiple of c gets the same result as
+        alone.
       offset: As in `softmax_attention`.
 
     Returns:
@@ -61,10 +62,10 @@ def combiner_fixed_attention(
       O(n (c + n / c) h (s + e)) multiply-adds, O(n (c + n / c) h) memory: between linear and quadratic in n.
 
     Precision:
-      That of `joint_attention`.
+      As in `joint_attention`.
     """
     n, ids = ops.shape(v)[1], documents(padding_mask, segment_ids)
-    if ids is None and not causal:  # the zeros that fill the last chunk
+    if ids is None and not causal:  # hides the zeros that fill the last chunk
         ids = ops.ones(ops.shape(v)[:2], "int32")
     ids = None if ids is None else fold(ids, chunk_size)  # [b, g, c]
     at = ops.arange(chunk_size, dtype="int32") + offset
@@ -79,10 +80,10 @@ def combiner_fixed_attention(
 
 
 def _sides(ids, causal, packed):
-    """What is summarised of each chunk: which tokens, of which document, and for which chunks, as order of (m, g).
+    """The summaries of each chunk: over which tokens, of which document, and for which chunks, as an order of (m, g).
 
-    A document runs from the end of one chunk into the start of the next, so that the last document of a chunk is all
-    that later ones can read of it, and its first document all that earlier ones can.
+    A document continues from the end of one chunk into the start of the next. Later chunks can therefore read only the
+    last document of a chunk, and earlier chunks only its first.
     """
     before, after = ops.less, ops.greater
     if ids is None:
@@ -95,7 +96,7 @@ def _sides(ids, causal, packed):
 
 
 def _readers(ids, of, order, chunks):
-    """Which summaries, of documents `of [b, m]`, the tokens of chunk g see: `[1, g, 1, m]` or `[b, g, c, m]`."""
+    """Which summaries, with documents `of [b, m]`, the tokens of chunk g see: `[1, g, 1, m]` or `[b, g, c, m]`."""
     at = ops.arange(chunks, dtype="int32")
     ordered = order(at, at[:, None])[None, :, None]
     if ids is None:
@@ -105,15 +106,15 @@ def _readers(ids, of, order, chunks):
 
 
 def _highest(x, seen):
-    """The maximum over the tokens of a chunk, of those that are `seen`: `[b, g, c, h, s]` -> `[b, g, h, s]`."""
+    """The maximum over the `seen` tokens of a chunk: `[b, g, c, h, s]` -> `[b, g, h, s]`."""
     return ops.max(x if seen is None else ops.where(seen[..., None, None], x, ops.cast(LOW, x.dtype)), axis=2)
 
 
 def _summaries(pooled, k, v, seen):
-    """Keys and values of the summaries of chunks, `[b, g, h, .]`, zero of those with no token that is `seen`.
+    """Keys and values of the summaries of chunks, `[b, g, h, .]`; zero for a chunk without `seen` tokens.
 
     Args:
-      pooled: The queries' maximum, `[b, g, h, s]`.
+      pooled: The maximum of the queries, `[b, g, h, s]`.
       k: `[b, g, c, h, s]`.
       v: `[b, g, c, h, e]`.
       seen: `[b, g, c]`, or None for all tokens.
@@ -129,7 +130,7 @@ def _summaries(pooled, k, v, seen):
 
 
 def combiner_fixed_attention_reference(q, k, v, *, chunk_size, causal=False, padding_mask=None, segment_ids=None):
-    """A summary for each token, of its document's tokens in its chunk; of each chunk the first is what others see."""
+    """A summary for each token, over its document's tokens in its chunk. Other chunks see the summary of the first."""
     n, ids = v.shape[1], documents(padding_mask, segment_ids)
     ids = ops.ones((1, n), "int32") if ids is None else ids
     at = ops.arange(n)
@@ -148,12 +149,12 @@ def combiner_fixed_attention_reference(q, k, v, *, chunk_size, causal=False, pad
 
 
 def initial_state(sizes, case, dtype):
-    """State before the first token, with room for `n` tokens a row, of which it keeps n / c.
+    """State before the first token, with room for `n` tokens a row. It keeps n / c summaries.
 
     Returns:
-      `k [b, c, h, s]` and `v [b, c, h, e]`, of the open chunk, and `pooled [b, h, s]`, the maximum of its queries, zero
-      where no token has come; `k_sum [b, n / c, h, s]` and `v_sum [b, n / c, h, e]`, the summaries of the finished
-      chunks; `position [b]`, int32.
+      `k [b, c, h, s]` and `v [b, c, h, e]`: the open chunk, and `pooled [b, h, s]`: the maximum of its queries; free
+      slots are zero. `k_sum [b, n / c, h, s]` and `v_sum [b, n / c, h, e]`: the summaries of the finished chunks.
+      `position [b]`, int32.
     """
     b, h, c = sizes["b"], sizes["h"], case["chunk_size"]
     shapes = {"k": (c, "s"), "v": (c, "e"), "k_sum": (-(-sizes["n"] // c), "s"), "v_sum": (-(-sizes["n"] // c), "e")}
@@ -162,7 +163,7 @@ def initial_state(sizes, case, dtype):
 
 
 def extend(state, q, k, v, *, chunk_size, valid=None, causal=True):
-    """The next k tokens of each row, laid on the row's own grid of chunks; one token costs O(c + n / c)."""
+    """The next k tokens of each row, on the row's own grid of chunks. One token costs O(c + n / c)."""
     if not causal:
         raise ValueError("combiner_fixed can be streamed only if causal, got causal=False")
     if v.shape[1] == 1:
@@ -176,7 +177,7 @@ def extend(state, q, k, v, *, chunk_size, valid=None, causal=True):
     q, k, v = (fold(ops.cast(x, v.dtype), c) for x in (gather_tokens(q, arrived), grid["k"], grid["v"]))
     new = ops.logical_and(arrived >= 0, slots < until[:, None])
     pooled = _highest(q, fold(new, c))
-    own = position // c  # the chunk that is open
+    own = position // c  # the open chunk
     before = _reached(state["pooled"], fill > 0)[:, None]
     pooled = ops.concatenate([ops.maximum(pooled[:, :1], ops.cast(before, v.dtype)), pooled[:, 1:]], axis=1)
     sums = dict(zip(("k_sum", "v_sum"), _summaries(pooled, k, v, fold(slots < until[:, None], c)), strict=True))
@@ -196,7 +197,7 @@ def extend(state, q, k, v, *, chunk_size, valid=None, causal=True):
 
 
 def _reached(pooled, some):
-    """The maximum so far `[b, h, s]`, below all numbers where there is none."""
+    """The maximum so far, `[b, h, s]`; below all numbers for a row without `some` token."""
     return ops.where(some[:, None, None], pooled, ops.cast(LOW, pooled.dtype))
 
 
@@ -214,8 +215,8 @@ def _step(state, q, k, v, c, valid):
         return (*emptied(full, k, v, pooled), k_sum, v_sum)
 
     kept = when_full(filled(position, after, c), close, *chunk, pooled, state["k_sum"], state["v_sum"])
-    # The token reads the cache after it was written, for which XLA would keep a copy of what it was before. What is new
-    # there is the summary of its own chunk, which it does not see.
+    # The token reads the cache after the write. A read before it would make XLA keep a copy. The new entry is the
+    # summary of the token's own chunk, which the token does not see.
     near = ops.arange(c, dtype="int32")[None] <= fill[:, None]
     far = ops.arange(state["k_sum"].shape[1], dtype="int32")[None] < (position // c)[:, None]
     keys = [ops.cast(x, v.dtype) for x in (*(x[:, None] for x in chunk), *kept[-2:])]
@@ -233,7 +234,7 @@ def _flops(sizes, case):
     n, c = sizes["n"], case["chunk_size"]
     whole, rest = n // c, n % c
     near = whole * c * c + rest**2  # pairs of tokens
-    far = n * (-(-n // c) - 1)  # of tokens and other chunks
+    far = n * (-(-n // c) - 1)  # pairs of tokens and other chunks
     pairs_times_two = (1 if case["causal"] else 2) * (near + far) + 2 * n  # and all tokens with their chunk's query
     return sizes["b"] * sizes["h"] * pairs_times_two * (sizes["s"] + sizes["e"])
 

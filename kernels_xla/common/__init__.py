@@ -1,1 +1,1 @@
-"""What several kernels share: chunks, masks, norms, rotary angles, recurrences, streams."""
+"""Code that several kernels share: chunks, masks, norms, rotary embedding, recurrences, streams."""

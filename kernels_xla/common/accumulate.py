@@ -1,6 +1,6 @@
-"""Sums in float32, whatever the inputs: the one place that asks which backend runs.
+"""Sums in float32, whatever the dtype of the inputs.
 
-`keras.ops.einsum` returns bfloat16 for bfloat16, which loses a sum over thousands of tokens.
+`keras.ops.einsum` returns bfloat16 for bfloat16 inputs, which loses precision in a sum over thousands of tokens.
 """
 
 import keras
@@ -10,15 +10,15 @@ from kernels_xla.common.spec import Tensor
 
 
 def sum_dtype(x: Tensor) -> str:
-    """The dtype in which sums over `x` are kept: float64 for float64, else float32."""
+    """The dtype of sums over `x`: float64 for float64, else float32."""
     return "float64" if str(keras.backend.standardize_dtype(x.dtype)) == "float64" else "float32"
 
 
 def einsum(equation: str, x: Tensor, y: Tensor) -> Tensor:
     """`ops.einsum` of two tensors of one dtype, summed and returned in `sum_dtype`.
 
-    JAX multiplies bfloat16 as it stands and accumulates in float32. TensorFlow has no such product outside XLA and
-    no gradient for the one inside, so there the operands are cast, which XLA fuses into the product.
+    JAX multiplies bfloat16 inputs directly and accumulates in float32. TensorFlow has no such product outside XLA, and
+    no gradient for the product inside XLA. There we cast the operands, and XLA fuses the casts into the product.
     """
     dtype = sum_dtype(x)
     if keras.config.backend() == "jax":

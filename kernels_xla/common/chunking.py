@@ -1,4 +1,4 @@
-"""Shape plumbing and sums over chunks, shared by the chunked kernels. No mathematics of any one mixer lives here."""
+"""Shapes and sums of chunks for the chunked kernels. Nothing here belongs to a single mixer."""
 
 import math
 
@@ -8,11 +8,11 @@ from kernels_xla.common.accumulate import sum_dtype
 from kernels_xla.common.masks import zero_outside
 from kernels_xla.common.spec import Tensor
 
-GROUP = 256  # chunks summed by one triangular product; up to some 200 it costs no more than reading and writing them
+GROUP = 256  # chunks in one triangular product; up to about 200 it costs no more than reading and writing them
 
 
 def fold(x: Tensor, chunk: int) -> Tensor:
-    """Cuts `[b, n, ...]` into `[b, g, c, ...]`, zero-padding n up to a multiple of `chunk`."""
+    """Cuts `[b, n, ...]` into `[b, g, c, ...]`, after padding n with zeros to a multiple of `chunk`."""
     if isinstance(chunk, int) and chunk < 1:
         raise ValueError(f"chunk_size must be at least 1, got {chunk}")
     shape = ops.shape(x)
@@ -23,7 +23,7 @@ def fold(x: Tensor, chunk: int) -> Tensor:
 
 
 def unfold(x: Tensor, n: int | Tensor) -> Tensor:
-    """Undoes `fold`: `[b, g, c, ...]` -> `[b, n, ...]`, dropping the padding."""
+    """Undoes `fold` and drops its padding: `[b, g, c, ...]` -> `[b, n, ...]`."""
     shape = ops.shape(x)
     return ops.reshape(x, (shape[0], shape[1] * shape[2], *shape[3:]))[:, :n]
 
@@ -44,15 +44,16 @@ def edges(ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sum_of_earlier(x: Tensor, first: Tensor | None = None, last: Tensor | None = None) -> Tensor:
-    """y[g] = sum of x[h] over the chunks h < g, exclusive; of those whose document runs on into g, if given.
+    """y[g] = sum of x[h] over chunks h < g. With documents, only chunks whose last document continues into g count.
 
-    A masked triangular product is faster on an accelerator than a cumulative sum, but quadratic in G. So it is taken in
-    groups of `GROUP` chunks, and what enters a group is the same sum over groups: linear in G.
+    A masked triangular product is faster on an accelerator than a cumulative sum, but it is quadratic in G. We
+    therefore multiply within groups of `GROUP` chunks. The same sum over groups gives the part that enters a group,
+    so the cost is linear in G.
 
     Args:
-      x: Sums of each chunk, float `[b, g, ...]`; with documents, over the tokens of its `last` one alone.
-      first: Document of the first real token of each chunk, `[b, g]`; it is what reads.
-      last: Document of the last real token, `[b, g]`; it is what is read. A document must be one run of tokens.
+      x: Sums of each chunk, float `[b, g, ...]`. With documents, each sum covers the chunk's last document only.
+      first: Document of the first real token of each chunk, `[b, g]`. This document reads the sums.
+      last: Document of the last real token, `[b, g]`. Its sums are read. A document must be one run of tokens.
 
     Returns:
       The shape of `x`.
@@ -63,24 +64,22 @@ def sum_of_earlier(x: Tensor, first: Tensor | None = None, last: Tensor | None =
 
 
 def sum_of_later(x: Tensor, first: Tensor, last: Tensor) -> Tensor:
-    """y[g] = sum of x[h] over the chunks h > g that the last document of g runs on into; x over their `first` one."""
+    """y[g] = sum of x[h] over chunks h > g with the last document of g. Each x covers the chunk's first document."""
     return ops.flip(sum_of_earlier(ops.flip(x, 1), ops.flip(last, 1), ops.flip(first, 1)), 1)
 
 
 def _earlier(x, first=None, last=None):
-    """`sum_of_earlier` of `[b, g, f]`."""
+    """`sum_of_earlier` on `[b, g, f]`."""
     chunks = x.shape[1]
     if chunks is not None and chunks <= GROUP:
         return _triangular(x, first, last)
     grouped = fold(x, GROUP)  # [b, m, GROUP, f]
-    over_groups = _triangular if chunks is None else _earlier  # an unknown number of groups takes one product
+    over_groups = _triangular if chunks is None else _earlier  # one product if the number of groups is unknown
     if first is None:
         entering = over_groups(_sum(grouped))[:, :, None]
         return unfold(_triangular(grouped) + entering, ops.shape(x)[1])
     first, last = fold(first, GROUP), fold(last, GROUP)  # [b, m, GROUP]
-    leaves = zero_outside(
-        grouped, (last == last[:, :, -1:])[..., None]
-    )  # of the document that runs on out of the group
+    leaves = zero_outside(grouped, (last == last[:, :, -1:])[..., None])  # the document that continues past the group
     entering = over_groups(_sum(leaves), first[:, :, 0], last[:, :, -1])[:, :, None]
     entering = zero_outside(entering, (first == first[:, :, :1])[..., None])
     return unfold(_triangular(grouped, first, last) + entering, ops.shape(x)[1])
@@ -92,12 +91,12 @@ def _sum(x):
 
 
 def _triangular(x, first=None, last=None):
-    """The sum as one product over the last axis but one: x `[..., g, f]`, documents `[..., g]`."""
+    """The sum as one product over the second-last axis: x `[..., g, f]`, documents `[..., g]`."""
     at = ops.arange(ops.shape(x)[-2])
     earlier = at[None, :] < at[:, None]  # [g, h]
     if first is not None:
         earlier = ops.logical_and(earlier, ops.expand_dims(first, -1) == ops.expand_dims(last, -2))
     lead = ops.shape(x)[:-2]
-    # Batched on both sides: with one matrix for all rows XLA moves the sums around instead, a pass before and after.
+    # Both operands have a batch. With one matrix for all rows, XLA transposes the sums before and after the product.
     earlier = ops.broadcast_to(ops.cast(earlier, x.dtype), (*lead, *ops.shape(earlier)[-2:]))
     return ops.matmul(earlier, x)

@@ -1,8 +1,8 @@
 """Cross-entropy of a language model's head, without the logits of all tokens at once.
 
-The head is the widest layer of a small model: its logits, in float32 and with their gradients, would take more memory
-than all other activations. So tokens go in blocks, and each block makes its gradients in the forward pass, while its
-logits are there.
+The head is the widest layer of a small model. Its logits in float32, with their gradients, would take more memory than
+all other activations. Tokens therefore go in blocks. Each block computes its gradients in the forward pass, while its
+logits exist.
 """
 
 from keras import ops
@@ -23,36 +23,36 @@ def cross_entropy(
       table: Embeddings, `[V, d]`.
       bias: `[V]`, or None.
       labels: int32 `[t]`, below V.
-      weights: `[t]`, float32; 0 leaves a token out. They get no gradient.
-      block: Tokens whose logits exist at the same time.
+      weights: `[t]`, float32. A weight of 0 leaves a token out. Weights get no gradient.
+      block: Number of tokens whose logits exist at the same time.
 
     Returns:
-      A scalar, float32 (float64 for float64). It has gradients to `x`, `table` and `bias`, no second ones.
+      A scalar, float32 (float64 for float64). It has first gradients for `x`, `table` and `bias`, no second ones.
 
     Cost:
       6 t d V multiply-adds, forward and backward together, and O(block V + V d) memory.
 
     Precision:
-      Logits are rounded to the dtype of `x`, the softmax and all sums are float32, what goes into the products of the
-      gradients is in the dtype of `x`.
+      Logits are rounded to the dtype of `x`. Softmax and sums are float32. The operands of the gradients' products are
+      in the dtype of `x`.
     """
     wide = sum_dtype(x)
     weights = ops.cast(weights, wide)
     bias = ops.zeros(table.shape[0]) if bias is None else bias
     in_blocks = ops.custom_gradient(lambda *inputs: _in_blocks(*inputs, block))
-    # JAX takes labels as an argument alone, and only real numbers as arguments: exact below 2^24.
+    # JAX needs labels as an argument, and it takes only floats as arguments. They are exact below 2^24.
     labels = ops.cast(labels, "float32")
     return in_blocks(x, ops.cast(table, x.dtype), ops.cast(bias, x.dtype), labels, weights)
 
 
 def _in_blocks(x, table, bias, labels, weights, block):
-    """The loss, and the function that gives its gradients for `custom_gradient`."""
+    """The loss, and a function that returns its gradients, for `custom_gradient`."""
     parts = [_block(x[i : i + block], table, bias, labels[i : i + block], weights[i : i + block])
              for i in range(0, x.shape[0], block)]  # fmt: skip
     losses, dx, dtable, dbias = zip(*parts, strict=True)
     dx, dtable, dbias = ops.concatenate(dx, axis=0), sum(dtable), sum(dbias)
 
-    def gradient(*arguments, upstream=None):  # Keras passes it by name on JAX, TensorFlow by place
+    def gradient(*arguments, upstream=None):  # Keras passes it by name on JAX, by position on TensorFlow
         factor = arguments[0] if upstream is None else upstream
         scaled = lambda d, like: ops.cast(factor * ops.cast(d, factor.dtype), like.dtype)  # noqa: E731
         return scaled(dx, x), scaled(dtable, table), scaled(dbias, bias), *map(ops.zeros_like, (labels, weights))

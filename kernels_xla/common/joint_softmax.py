@@ -1,4 +1,4 @@
-"""One softmax over two groups of keys: tokens of the own chunk, and summaries of other chunks.
+"""One softmax over two groups of keys: the tokens of a query's own chunk, and summaries of other chunks.
 
 Source: Ren et al., "Combiner: Full Attention Transformer with Sparse Computation Cost", arXiv:2107.05768.
 """
@@ -12,46 +12,47 @@ from kernels_xla.common.accelerator import on_tpu
 from kernels_xla.common.masks import zero_outside
 from kernels_xla.common.spec import Tensor
 
-LOW = -1e30  # below every score, and what exp makes 0 of
-TINY = 4  # chunks; from 8 on products are the faster on a TPU
+LOW = -1e30  # below every score; exp turns it into 0
+TINY = 4  # chunks; from 8 on, matrix products are faster on a TPU
 
 
 def joint_attention(
     q: Tensor, k: Tensor, v: Tensor, far_k: Tensor, far_v: Tensor, seen: Tensor, far_seen: Tensor
 ) -> Tensor:
-    """Softmax attention of each query to the keys of its chunk and to summaries, whose weights have one sum.
+    """Softmax attention of each query to the keys of its chunk and to summaries, under one normaliser.
 
     Args:
       q: Queries, `[b, g, i, h, s]`.
       k: Keys of the chunk, `[b, g, j, h, s]`.
       v: Their values, `[b, g, j, h, e]`.
-      far_k: Keys of the summaries: `[b, m, h, s]`, or `[b, m, i, h, s]` where each query has its own.
-      far_v: Their values, with as many axes.
+      far_k: Keys of the summaries: `[b, m, h, s]`, or `[b, m, i, h, s]` if each query has its own.
+      far_v: Values of the summaries, with as many axes.
       seen: Which tokens a query sees, `[i, j]` or `[b, g, i, j]`.
-      far_seen: Which summaries, of the rank of `[b, g, i, m]`, to which it is broadcast.
+      far_seen: Which summaries a query sees. It has the rank of `[b, g, i, m]` and is broadcast to it.
 
     Returns:
       `[b, g, i, h, e]`, in the dtype of `v`; 0 for a query that sees nothing.
 
     Precision:
-      Scores and softmax in float32; the weights, and the gradients of the scores, enter their products in the dtype of
+      Scores and softmax are float32. The weights, and the gradients of the scores, enter their products in the dtype of
       the inputs.
     """
     q = q * ops.cast(q.shape[-1] ** -0.5, q.dtype)
-    seen = seen if len(seen.shape) == 2 else ops.expand_dims(seen, 2)  # of [b, g, h, i, j]
-    far_seen = ops.expand_dims(ops.swapaxes(far_seen, -1, -2), 2)  # of [b, g, h, m, i]
-    # JAX takes masks as arguments alone, and only numbers as arguments.
+    seen = seen if len(seen.shape) == 2 else ops.expand_dims(seen, 2)  # broadcasts to [b, g, h, i, j]
+    far_seen = ops.expand_dims(ops.swapaxes(far_seen, -1, -2), 2)  # broadcasts to [b, g, h, m, i]
+    # JAX needs masks as arguments, and it takes only floats as arguments.
     masks = (ops.cast(mask, "float32") for mask in (seen, far_seen))
     return ops.custom_gradient(_with_gradient)(q, k, v, far_k, far_v, *masks)
 
 
 def _with_gradient(q, k, v, far_k, far_v, *masks):
-    """The output, and its gradients by hand, as in `softmax`: no axis holds both kinds of keys.
+    """The output, and gradients by hand, as in `softmax_attention`: no axis holds both kinds of keys.
 
-    Derived by the framework the weights of both would be put together and cut apart again, a pass over all each time.
+    A derived gradient would join the weights of both kinds and split them again, with a pass over all of them each
+    time.
     """
     columns = len(far_k.shape) == 5
-    summary = "bmihs" if columns else "bmhs"  # of keys; of values with e for s
+    summary = "bmihs" if columns else "bmhs"  # axes of the keys; values have e for s
     value = summary.replace("s", "e")
     tiny = columns and _is_tiny(far_k.shape[1])
     scores, product = (_elementwise, _rounded) if tiny else (accumulate.einsum, ops.einsum)
@@ -66,18 +67,19 @@ def _with_gradient(q, k, v, far_k, far_v, *masks):
     far = zero_outside(ops.exp(far - to_far(largest)), far_seen)
     total = ops.sum(near, axis=-1) + ops.sum(far, axis=-2)
     total = ops.where(total > 0, total, ops.ones_like(total))
-    if not on_tpu():  # which divides behind the products, see `softmax`: float16 has no room for sums before that
+    # A TPU divides after the products, see `softmax_attention`. Elsewhere float16 could overflow in undivided sums.
+    if not on_tpu():
         near, far, total = near / to_near(total), far / to_far(total), ops.ones_like(total)
     wide = lambda x: ops.cast(x, total.dtype)  # noqa: E731
     divided = lambda x: ops.cast(wide(x) / by_query(total), x.dtype)  # noqa: E731
     near, far = ops.cast(near, v.dtype), ops.cast(far, v.dtype)
     out = divided(ops.einsum("bghij,bgjhe->bgihe", near, v) + product(f"bghmi,{value}->bgihe", far, far_v))
 
-    def gradient(*arguments, upstream=None):  # Keras passes it by name on JAX, TensorFlow by place
+    def gradient(*arguments, upstream=None):  # Keras passes it by name on JAX, by position on TensorFlow
         dout = divided(arguments[0] if upstream is None else upstream)
         dnear = zero_outside(wide(ops.einsum("bgihe,bgjhe->bghij", dout, v)), seen)
         dfar = zero_outside(wide(product(f"bgihe,{value}->bghmi", dout, far_v)), far_seen)
-        # Of the same rounded numbers as what it is taken from: gradients of a query's scores have no common part.
+        # Subtracted from terms with the same rounded weights, so that the gradients of a query's scores sum to zero.
         own = (ops.sum(wide(near) * dnear, axis=-1) + ops.sum(wide(far) * dfar, axis=-2)) / total
         dnear = ops.cast(wide(near) * (dnear - to_near(own)), q.dtype)
         dfar = ops.cast(wide(far) * (dfar - to_far(own)), q.dtype)
@@ -91,7 +93,7 @@ def _with_gradient(q, k, v, far_k, far_v, *masks):
 
 
 def _is_tiny(summaries):
-    """Whether products of `[g, m]` matrices, one a column and head, would be nothing but padding on a TPU."""
+    """Whether products of `[g, m]` matrices, one for each column and head, would be mostly padding on a TPU."""
     return on_tpu() and summaries is not None and summaries <= TINY
 
 

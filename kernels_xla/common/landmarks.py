@@ -1,7 +1,7 @@
-"""What attention through a few tokens shares: real tokens by number, means of segments, an inverse, draws. No kernel.
+"""Code of attention through a few tokens: numbers of real tokens, means of segments, an inverse, draws. No kernel.
 
-A text with padding is the text of its real tokens: they are numbered 0 .. m-1 in their order, and whatever is placed,
-counted or drawn here goes by these numbers. So a text gives the same alone and padded.
+A padded text counts as the text of its real tokens. They are numbered 0 .. m-1 in order, and everything here is placed,
+counted or drawn by these numbers. A text therefore gives the same result alone and padded.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ from kernels_xla.common.masks import zero_outside
 from kernels_xla.common.spec import Tensor
 from kernels_xla.common.streaming import gather_tokens
 
-STEPS = 6  # of the inverse, in both papers
+STEPS = 6  # iterations of the inverse, in both papers
 
 
 def real(x: Tensor, padding_mask: Tensor | None) -> Tensor:
@@ -24,7 +24,7 @@ def numbers(x: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """The number of each real token of `x [b, n, ...]`, and how many there are.
 
     Returns:
-      int32 `[b, n]`, of which those at padding mean nothing, and int32 `[b]`. Without a mask b is 1 in both.
+      int32 `[b, n]`, arbitrary at padding, and int32 `[b]`. Without a mask b is 1 in both.
     """
     if padding_mask is None:
         at = ops.arange(ops.shape(x)[1], dtype="int32")[None]
@@ -34,7 +34,7 @@ def numbers(x: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def positions_of(wanted: Tensor, padding_mask: Tensor | None) -> Tensor:
-    """Where the real tokens of numbers `wanted [b, m]` stand, int32 `[b, m]`."""
+    """The positions of the real tokens with the numbers `wanted [b, m]`, int32 `[b, m]`."""
     if padding_mask is None:
         return wanted
     n = ops.shape(padding_mask)[1]
@@ -43,15 +43,15 @@ def positions_of(wanted: Tensor, padding_mask: Tensor | None) -> Tensor:
 
 
 def draws(seed: int, count: int) -> np.ndarray:
-    """`count` random integers, int32, which modulo any m are random numbers below it; the same for the same seed."""
+    """`count` random int32 integers, the same for the same seed. Modulo any m, they are random numbers below m."""
     return np.random.default_rng(seed).integers(2**31 - 1, size=count).astype("int32")
 
 
 def gathered(x: Tensor, index: Tensor) -> Tensor:
     """`x[b, index[b, m]]` for every row: `[b, n, ...]` and int32 `[b, m]` -> `[b, m, ...]`, indices clipped into n.
 
-    The function of `streaming.rows`, by whole vectors: an index for each number of `[b, m, ...]` would be as large as
-    what is taken, where that is most of a text.
+    The result is the same as of `streaming.gather_tokens`, but whole vectors are taken. An index for each number of
+    `[b, m, ...]` would be as large as the result, which may be most of a text.
     """
     b, n = ops.shape(x)[0], ops.shape(x)[1]
     at = ops.clip(index, 0, n - 1) + n * ops.arange(b, dtype="int32")[:, None]
@@ -59,9 +59,9 @@ def gathered(x: Tensor, index: Tensor) -> Tensor:
 
 
 def segments(x: Tensor, padding_mask: Tensor | None, count: int) -> Tensor:
-    """Whether token i is of segment t, bool `[b, n, t]`: real token a of m is of segment a * count // m.
+    """Whether token i is in segment t, bool `[b, n, t]`: real token a of m is in segment a * count // m.
 
-    So lengths differ by one token at most, and where there are fewer tokens than segments, some have none.
+    Lengths differ by one token at most. If there are fewer tokens than segments, some segments are empty.
     """
     at, m = numbers(x, padding_mask)
     segment = at * count // ops.maximum(m, 1)[:, None]
@@ -70,8 +70,8 @@ def segments(x: Tensor, padding_mask: Tensor | None, count: int) -> Tensor:
 
 
 def means(x: Tensor, member: Tensor) -> Tensor:
-    """The mean of each segment: `x [b, n, h, s]`, `member [b, n, t]` -> `[b, t, h, s]`; 0 for one without tokens."""
-    # In float32 from the start: XLA on CPUs has no product of this shape that sums bfloat16 in float32.
+    """The mean of each segment: `x [b, n, h, s]`, `member [b, n, t]` -> `[b, t, h, s]`; 0 for an empty segment."""
+    # Float32 from the start: XLA on CPUs has no product of this shape that sums bfloat16 in float32.
     dtype = sum_dtype(x)
     member = ops.broadcast_to(ops.cast(member, dtype), (*ops.shape(x)[:2], member.shape[-1]))
     total, size = ops.einsum("bnt,bnhs->bths", member, ops.cast(x, dtype)), ops.sum(member, axis=1)
@@ -79,10 +79,11 @@ def means(x: Tensor, member: Tensor) -> Tensor:
 
 
 def pseudo_inverse(matrix: Tensor) -> Tensor:
-    """An iterative pseudo-inverse of `[..., t, t]`: Razavi et al. 2014, as Nystromformer takes it (its equation 11).
+    """An iterative pseudo-inverse K^+ of K, `[..., t, t]` (Razavi et al. 2014), as in Nystromformer's equation 11.
 
-    V <- V / 4 (13 - K V (15 - K V (7 - K V))), from K^T over the greatest sum of a row times that of a column. These
-    are of each matrix alone, so that no text depends on those beside it. Rows and columns of zeros stay zeros.
+    V <- V / 4 (13 - K V (15 - K V (7 - K V))). V starts as K^T, divided by the largest row sum of |K| and by its
+    largest column sum. Each matrix has its own sums, so no text depends on other texts of its batch. Rows and columns
+    of zeros stay zeros.
     """
     size, identity = ops.abs(matrix), ops.eye(matrix.shape[-1], dtype=matrix.dtype)
     scale = ops.max(ops.sum(size, axis=-1), axis=-1) * ops.max(ops.sum(size, axis=-2), axis=-1)
@@ -98,8 +99,8 @@ def pseudo_inverse(matrix: Tensor) -> Tensor:
 def gaussian(q: Tensor, k: Tensor) -> Tensor:
     """exp(-|q - k|^2 / (2 sqrt(s))) of all pairs: `[b, i, h, s]`, `[b, j, h, s]` -> `[b, h, i, j]` in float32.
 
-    Skyformer's kernel (Chen et al., arXiv:2111.00035, section 3): softmax's exp(q . k / sqrt(s)), which its row and
-    column each divide by the root of what it gives them with themselves.
+    This is Skyformer's kernel (Chen et al., arXiv:2111.00035, section 3). It equals softmax's exp(q . k / sqrt(s)),
+    divided by the square roots of exp(q . q / sqrt(s)) and exp(k . k / sqrt(s)).
     """
     square = lambda x: ops.transpose(ops.sum(ops.square(ops.cast(x, sum_dtype(x))), axis=-1), (0, 2, 1))  # noqa: E731
     products = einsum("bihs,bjhs->bhij", q, k)
@@ -107,9 +108,9 @@ def gaussian(q: Tensor, k: Tensor) -> Tensor:
 
 
 def flops(sizes, case):
-    """Of all tokens to and from the landmarks, the landmarks among themselves, and four products a step of the inverse.
+    """FLOPs of tokens with landmarks both ways, among landmarks, and of four products a step of the inverse.
 
-    The means are no products, and are not counted.
+    The means are not products and are not counted.
     """
     n, t, widths = sizes["n"], case["landmarks"], sizes["s"] + sizes["e"]
     return 2 * sizes["b"] * sizes["h"] * (2 * n * t * widths + t * t * widths + 4 * STEPS * t**3)

@@ -1,14 +1,14 @@
-"""Who may see whom. Padding is document 0, so that one comparison answers for padding and for packing."""
+"""Which token may see which. Padding is document 0, so that one comparison covers padding and packing."""
 
 from keras import ops
 
 from kernels_xla.common.spec import Tensor
 
-STRIPS, UNIT = 4, 128  # strips of a row at most, and what their lengths are multiples of: tiles of matrix products
+STRIPS, UNIT = 4, 128  # most strips of a row; their lengths are multiples of UNIT, a tile of a matrix product
 
 
 def documents(padding_mask: Tensor | None, segment_ids: Tensor | None) -> Tensor | None:
-    """The document of each token, int32 `[b, n]`, 0 at padding; None when all tokens are one document.
+    """The document of each token, int32 `[b, n]`, 0 at padding; None if all tokens are one document.
 
     Args:
       padding_mask: `[b, n]`, True at real tokens, or None.
@@ -21,11 +21,11 @@ def documents(padding_mask: Tensor | None, segment_ids: Tensor | None) -> Tensor
 
 
 def attention_mask(query_ids: Tensor | None, key_ids: Tensor | None, queries: Tensor, keys: Tensor, causal: bool):
-    """Whether query i may see key j, bool `[..., i, j]`; None when every one sees every one.
+    """Whether query i may see key j, bool `[..., i, j]`; None if every query sees every key.
 
     Args:
       query_ids: Documents of the queries, `[..., i]`, or None.
-      key_ids: Documents of the keys, `[..., j]`; given exactly when `query_ids` is.
+      key_ids: Documents of the keys, `[..., j]`; None if and only if `query_ids` is None.
       queries: Positions of the queries, `[..., i]`.
       keys: Positions of the keys, `[..., j]`.
       causal: Whether a query sees only keys at or before its position.
@@ -41,24 +41,24 @@ def attention_mask(query_ids: Tensor | None, key_ids: Tensor | None, queries: Te
 
 
 def zero_outside(x: Tensor, where: Tensor | None) -> Tensor:
-    """`x` where the mask holds and 0 elsewhere; whatever stands elsewhere, infinite or not, leaves no trace."""
+    """`x` where the mask holds and 0 elsewhere. Values elsewhere leave no trace, not even infinities."""
     return x if where is None else ops.where(where, x, ops.zeros((), dtype=x.dtype))
 
 
 def strips(ids: Tensor | None, at: Tensor, causal: bool, least: int) -> list[tuple[slice, slice, Tensor | None]]:
-    """Cuts the queries of causal attention into strips, each of which reads the keys before its own end alone.
+    """Cuts the queries of causal attention into strips. Each strip reads only the keys before its own end.
 
-    So k strips leave 1/2 + 1/2k of all pairs. There are `STRIPS` at most: each has its own gradient of all keys and
-    values that it reads, a pass over them which the pairs that it saves must pay for.
+    With k strips, 1/2 + 1/2k of all pairs remain. We use `STRIPS` at most, because each strip adds a gradient pass
+    over the keys and values that it reads.
 
     Args:
       ids: Documents, `[b, n]`, or None.
-      at: Positions, `[n]`. Where n is known only at run time, or the attention not causal, one strip is all.
+      at: Positions, `[n]`. There is one strip if n is known only at run time or attention is not causal.
       causal: Whether a query sees only keys at or before its position.
-      least: Tokens of a strip at least, but for the last.
+      least: Least number of tokens in a strip, except the last.
 
     Returns:
-      Of each strip its queries, its keys, and `attention_mask` of them.
+      For each strip its queries, its keys, and their `attention_mask`.
     """
     n, cuts = at.shape[0], [(slice(None), slice(None))]
     if causal and n is not None and n >= 2 * least:

@@ -1,7 +1,7 @@
 """Normalisers that the papers use and Keras lacks.
 
-Source: Nguyen and Salazar, "Transformers without Tears", arXiv:1910.05895; the eps inside the root as in FLASH's
-appendix.
+Source: Nguyen and Salazar, "Transformers without Tears", arXiv:1910.05895. The epsilon stands inside the root, as in
+FLASH's appendix.
 """
 
 from keras import ops
@@ -16,7 +16,7 @@ def scale_norm(x: Tensor, g: Tensor, *, epsilon: float = 1e-5) -> Tensor:
     Args:
       x: `[..., d]`.
       g: The length, a scalar.
-      epsilon: Added to the mean square; keeps the zero vector at zero.
+      epsilon: Added to the mean square. It keeps the zero vector at zero.
 
     Returns:
       `[..., d]`, in the dtype of `x`.
@@ -33,10 +33,10 @@ def scale_norm(x: Tensor, g: Tensor, *, epsilon: float = 1e-5) -> Tensor:
 
 
 def simple_rms_norm(x: Tensor) -> Tensor:
-    """`x / (||x|| / sqrt(d))`, TransNormer's (arXiv:2210.10340): `scale_norm` with nothing learned, `[..., d]`.
+    """`x / (||x|| / sqrt(d))`, `[..., d]`: TransNormer's norm (arXiv:2210.10340), which learns nothing.
 
-    The paper's 1e-8 stands outside the root, where the gradient of the zero vector is not a number; 1e-16 inside it is
-    the same for all others.
+    The paper adds 1e-8 outside the root, where the gradient at the zero vector is NaN. We add 1e-16 inside the root,
+    which gives the same result for all other vectors.
     """
     return scale_norm(x, 1.0, epsilon=1e-16)
 

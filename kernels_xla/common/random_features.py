@@ -1,4 +1,4 @@
-"""FAVOR+: positive random features, whose products are on average softmax attention's weights.
+"""FAVOR+: positive random features. Their products are the weights of softmax attention on average.
 
 Source: Choromanski et al., "Rethinking Attention with Performers", arXiv:2009.14794, Lemma 1.
 """
@@ -8,21 +8,21 @@ from keras import ops
 from kernels_xla.common.accumulate import einsum
 from kernels_xla.common.spec import KernelSpec, Tensor
 
-# What a query's strongest feature is: then a denominator of 1e-6, where `linear` ends its division, is one of 1e-12.
+# The value of a query's strongest feature. `linear_attention` clamps denominators at 1e-6, which then means 1e-12.
 STRONGEST = 1e6
 
 
 def random_features(x: Tensor, directions: Tensor, *, query: bool = False) -> Tensor:
     """phi(x) = exp(P x' - |x'|^2 / 2), x' = x / s^(1/4).
 
-    Over normal rows of P the mean of phi(q) phi(k) is exp(q' . k'), the weight of softmax attention. The paper's
-    1 / sqrt(r) is left out, as all that a query's features share: it cancels where a sum over keys is divided by the
-    sum of their weights.
+    Over normal rows of P, the mean of phi(q) phi(k) is exp(q' . k'), the weight of softmax attention. The paper's
+    factor 1 / sqrt(r) is left out. It is the same for all features of a query, so it cancels where a sum over keys is
+    divided by the sum of their weights.
 
     Args:
       x: Keys, or queries, `[b, n, h, s]`.
       directions: P, `[r, s]`, the same for all heads.
-      query: Whether these are queries, whose features are divided by the largest of their own, times 1e6.
+      query: Whether `x` holds queries. The features of a query are divided by its largest one and multiplied by 1e6.
 
     Returns:
       `[b, n, h, r]`, in the dtype of `x`, which needs the range of float32.
@@ -31,20 +31,20 @@ def random_features(x: Tensor, directions: Tensor, *, query: bool = False) -> Te
       O(n h s r) multiply-adds.
 
     Precision:
-      Products of the inputs as they are; exponents and exponentials in float32.
+      Products are in the dtype of the inputs. Exponents and exponentials are float32.
 
-      A query's maximum makes one of any size safe. Keys have none: a maximum over keys would let later tokens change
-      earlier ones, and one of each key would change its weight. But P_i k' - |k'|^2 / 2 is at most |P_i|^2 / 2: 46 for
-      the longest of 128 rows of 64, of which float32 takes sums over a million keys. Of rows of 128 it takes all but
-      keys that nearly are such a row.
+      The division by its maximum makes a query of any size safe. Keys have no such division. A maximum over all keys
+      would let later tokens change earlier ones, and a maximum of each key would change its weight. But
+      P_i k' - |k'|^2 / 2 is at most |P_i|^2 / 2. That is 46 for the longest of 128 rows of width 64, and float32 holds
+      such sums over a million keys. For rows of width 128 it holds all keys except those that nearly equal such a row.
 
-      Downwards, a denominator meets its floor when, over all keys that are seen, the features in which the query is
-      strong add up to less than 1e-12, e^-27.6: then what is read fades to zero. A key at right angles to those rows
-      is so faint from |k'| = 7.4 on, which of a width of 64 is |k| = 21.
+      A denominator is clamped if the features in which the query is strong add up to less than 1e-12 = e^-27.6 over
+      all visible keys. The output then fades to zero. A key at right angles to those rows is this faint from
+      |k'| = 7.4 on, which is |k| = 21 at width 64.
     """
     scale = x.shape[-1] ** -0.25
     exponent = scale * einsum("bnhs,rs->bnhr", x, directions)
-    if query:  # a constant to the gradient, since it cancels, and so does |q'|^2
+    if query:  # the maximum cancels, so it gets no gradient; |q'|^2 cancels too
         return ops.cast(STRONGEST * ops.exp(exponent - _largest(exponent)), x.dtype)
     square = ops.sum(ops.square(ops.cast(x, exponent.dtype)), axis=-1, keepdims=True)
     return ops.cast(ops.exp(exponent - scale**2 / 2 * square), x.dtype)
@@ -55,7 +55,7 @@ def _largest(x):
 
 
 def random_features_reference(x, directions, *, query=False):
-    """Of keys the same as a distance: exp(|P_i|^2 / 2 - |x' - P_i|^2 / 2); of queries over their largest."""
+    """Keys by a distance: exp(|P_i|^2 / 2 - |x' - P_i|^2 / 2). Queries are divided by their largest feature."""
     x = x / x.shape[-1] ** 0.25
     if query:
         features = ops.exp(ops.sum(x[..., None, :] * directions, axis=-1))  # [b, n, h, r]

@@ -1,4 +1,4 @@
-"""What linear attention with and without decay shares: heads on chunks, and the state that runs from chunk to chunk."""
+"""Code of linear attention with and without decay: heads on chunks, and the state that passes between chunks."""
 
 import math
 from collections.abc import Callable
@@ -11,34 +11,34 @@ from kernels_xla.common.masks import attention_mask, documents, zero_outside
 from kernels_xla.common.spec import State, Tensor
 from kernels_xla.common.streaming import like
 
-SUBCHUNK = 16  # tokens; a chunk of a text that is shorter than one is cut to a multiple of it
+SUBCHUNK = 16  # tokens; the chunk of a short text is shortened to a multiple of this
 
 
 def fitting(chunk_size: int, n: int | None) -> int:
-    """The chunk for a text of n tokens: no longer than the text, to the next multiple of `SUBCHUNK`."""
+    """The chunk size for a text of n tokens: at most n, rounded up to a multiple of `SUBCHUNK`."""
     if chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
     return chunk_size if n is None else min(chunk_size, max(1, -(-n // SUBCHUNK)) * SUBCHUNK)
 
 
 def check_causal(name: str, causal: bool) -> None:
-    """Raises a ValueError unless `causal`: a decay counts the tokens between, so that it needs an order."""
+    """Raises a ValueError unless `causal`: a decay runs from token to token, so it needs an order."""
     if not causal:
-        raise ValueError(f"{name} is causal by definition, its decay being over the tokens between: got causal=False")
+        raise ValueError(f"{name} is causal by definition: it needs causal=True, got {causal}")
 
 
 def over_heads(x: Tensor | None) -> Tensor | None:
-    """A mask of pairs for all heads: `[b, g, i, j]` -> `[b, g, 1, i, j]`; `[i, j]` as it is."""
+    """Adds an axis for heads to a mask of pairs: `[b, g, i, j]` -> `[b, g, 1, i, j]`; leaves `[i, j]` as it is."""
     return x if x is None or len(x.shape) == 2 else ops.expand_dims(x, 2)
 
 
 def of_heads(x: Tensor | None) -> Tensor | None:
-    """A mask of tokens for all heads: `[..., c]` -> `[..., c, 1, 1]`."""
+    """Adds axes for heads and channels to a mask of tokens: `[..., c]` -> `[..., c, 1, 1]`."""
     return None if x is None else x[..., None, None]
 
 
 def arrived(tokens: int | Tensor, valid: Tensor | None) -> Tensor | None:
-    """Which of the `tokens` that come to a stream are real, bool `[b, k]`; None for all."""
+    """Which of the `tokens` new tokens of a stream are real, bool `[b, k]`; None if all are."""
     return None if valid is None else ops.arange(tokens, dtype="int32")[None] < valid[:, None]
 
 
@@ -56,24 +56,24 @@ def state_bytes(sizes, case, itemsize) -> int:
 
 
 def flops(sizes, case) -> int:
-    """Those of the state form, whatever the chunk: a token is added to the state, and the state is read."""
+    """FLOPs of the state form, whatever the chunk: each token is added to the state, and the state is read."""
     del case
     return 4 * sizes["b"] * sizes["n"] * sizes["h"] * sizes["s"] * sizes["e"]
 
 
 def shifted(x: Tensor, by: int | Tensor) -> Tensor:
-    """`x[:, g - by]`, zero where there is none: `[b, g, ...]` -> the same shape; `by` is at most g."""
+    """`x[:, g - by]`, zero for negative indices: `[b, g, ...]` -> the same shape; `by` is at most g."""
     chunks, rest = ops.shape(x)[1], len(x.shape) - 2
     if isinstance(by, int):
         return ops.pad(x[:, : chunks - by], [[0, 0], [by, 0], *[[0, 0]] * rest])
-    at = ops.arange(chunks, dtype="int32") - by  # XLA cuts nothing whose length the program finds out
+    at = ops.arange(chunks, dtype="int32") - by  # XLA cannot slice to a length found at run time
     return zero_outside(ops.take(x, ops.maximum(at, 0), axis=1), ops.reshape(at >= 0, (1, -1, *[1] * rest)))
 
 
 def doubling(step: Callable[..., tuple], chunks: int | Tensor, *state: Tensor) -> tuple:
     """`state = step(by, *state)` for by = 1, 2, 4, ... below `chunks`.
 
-    It is a loop only where the number of chunks is not known before the program runs: a loop has no gradient under XLA.
+    It is a loop only if the number of chunks is unknown before run time, because a loop has no gradient under XLA.
     """
     if not isinstance(chunks, int):
         more = lambda by, *state: by < chunks  # noqa: E731
@@ -84,30 +84,30 @@ def doubling(step: Callable[..., tuple], chunks: int | Tensor, *state: Tensor) -
 
 
 def running(decay: Tensor, x: Tensor) -> Tensor:
-    """y[g] = decay[g] y[g - 1] + x[g], from y[-1] = 0: an inclusive scan in log2(g) passes (Hillis and Steele).
+    """y[g] = decay[g] y[g - 1] + x[g], y[-1] = 0: an inclusive scan in log2(g) passes (Hillis and Steele).
 
-    After the pass of 2^i, each y holds its last 2^(i + 1) terms. There is no division and no difference of sums, so
-    that a decay to nothing costs the later ones no precision.
+    After the pass with step 2^i, each y holds its last 2^(i + 1) terms. The scan never divides or subtracts sums, so a
+    decay to zero costs later terms no precision.
 
     Args:
       decay: `[b, g, h, s]`, `[b, g, h, 1]` or `[b, g, h, s, e]`.
       x: `[b, g, h, s, e]`.
     """
     shape, decays = ops.shape(x), math.prod(decay.shape[2:])
-    # Of four axes, because TensorFlow Lite cuts no more.
+    # Four axes, because TensorFlow Lite slices no more.
     x = ops.reshape(x, (*shape[:2], decays, math.prod(x.shape[2:]) // decays))
     decay = ops.reshape(decay, (*shape[:2], decays, 1))
     return ops.reshape(ops.custom_gradient(_with_gradient)(decay, x), shape)
 
 
 def _with_gradient(decay, x):
-    """The scan, and its gradient by hand: the same scan backwards, for which the states alone are kept.
+    """The scan, and its gradient by hand: the same scan backwards, which keeps only the states.
 
-    Derived by the framework it would keep what each pass reads, log2(g) times as much.
+    A derived gradient would keep the inputs of each pass, log2(g) times as much.
     """
     y = _scan(decay, x)
 
-    def gradient(*arguments, upstream=None):  # Keras passes it by name on JAX, TensorFlow by place
+    def gradient(*arguments, upstream=None):  # Keras passes it by name on JAX, by position on TensorFlow
         dy = ops.flip(arguments[0] if upstream is None else upstream, 1)
         dx = ops.flip(_scan(shifted(ops.flip(decay, 1), 1), dy), 1)
         return ops.sum(dx * shifted(y, 1), axis=-1, keepdims=True), dx
@@ -121,14 +121,14 @@ def _scan(decay, x):
 
 
 def over_tokens(decay: Tensor, x: Tensor, chunk_size: int) -> Tensor:
-    """y[i] = decay[i] y[i - 1] + x[i], from y[-1] = 0, for every channel alone: all `[b, n, ...]`.
+    """y[i] = decay[i] y[i - 1] + x[i], y[-1] = 0, for every channel on its own: all `[b, n, ...]`.
 
-    Tokens of a chunk come one after the other, and all chunks at once; then `running`'s scan joins the chunks. So a
-    number is read and written a few times, and not in log2(n) passes. What is derived of it keeps every step: callers
-    derive by hand.
+    The tokens of a chunk come one after another, in all chunks at once. Then the scan of `running` joins the chunks.
+    Each number is read and written a few times, not in log2(n) passes. A derived gradient would keep every step, so
+    callers write the gradient by hand.
     """
     shape, c = ops.shape(x), chunk_size if x.shape[1] is None else min(chunk_size, x.shape[1])
-    features = math.prod(x.shape[2:])  # one axis, because TensorFlow Lite cuts no more than four
+    features = math.prod(x.shape[2:])  # one axis, because TensorFlow Lite slices four at most
     decay, x = (fold(ops.reshape(part, (shape[0], -1, features)), c) for part in (decay, x))
     since, y = [decay[:, :, 0]], [x[:, :, 0]]  # [b, g, f] each
     for i in range(1, c):
@@ -140,10 +140,10 @@ def over_tokens(decay: Tensor, x: Tensor, chunk_size: int) -> Tensor:
 
 
 def entering(last: Tensor) -> Tensor:
-    """The document that the state before each chunk is of: that of the last real token before, 0 if there is none.
+    """The document of the last real token before each chunk, 0 if there is none. The entering state belongs to it.
 
     Args:
-      last: Document of the last real token of each chunk, int32 `[b, g]`, 0 where there is none.
+      last: Document of the last real token of each chunk, int32 `[b, g]`, 0 for a chunk of padding.
     """
     step = lambda by, latest: (ops.where(latest > 0, latest, shifted(latest, by)),)  # noqa: E731
     return doubling(step, ops.shape(last)[1], shifted(last, 1))[0]
@@ -169,14 +169,14 @@ def by_chunks(
       q: Queries, `[b, n, h, s]`.
       k: Keys, `[b, n, h, s]`.
       v: Values, `[b, n, h, e]`.
-      log_decay: `[b, n, h, s]`, or `[b, n, h, 1]` for all channels alike.
-      weigh: From q, k and log decays on chunks, `[b, g, c, h, .]`, and a mask of pairs, to weights `[b, g, h, i, j]`.
+      log_decay: `[b, n, h, s]`, or `[b, n, h, 1]` if all channels share it.
+      weigh: Maps q, k and log decays on chunks, `[b, g, c, h, .]`, and a mask of pairs to weights `[b, g, h, i, j]`.
       chunk_size: c.
       padding_mask: `[b, n]`, True at real tokens.
       segment_ids: `[b, n]`, 0 at padding.
-      start: The state before the first token, `[b, h, s, e]`; then the one after the last is wanted too.
-      value_log_decay: What the columns of a state forget beside its rows, `[b, n, h, e]`, or None.
-      mix: Given with it: from weights, values and their log decays on chunks to the sums inside the chunk.
+      start: The state before the first token, `[b, h, s, e]`. If given, the state after the last is returned too.
+      value_log_decay: Log decay of a state's columns; `log_decay` belongs to its rows. `[b, n, h, e]`, or None.
+      mix: Given with `value_log_decay`. Maps weights, values and their log decays on chunks to the sums inside chunks.
 
     Returns:
       `[b, n, h, e]`, 0 at padding, and the state after the last token, or None without `start`.
@@ -192,7 +192,7 @@ def by_chunks(
     weights = weigh(q, k, log_decay, over_heads(attention_mask(packed, packed, at, at, causal=True)))
     out = mix(weights, v, *of_values) if of_values else ops.einsum("bghij,bgjhe->bgihe", weights, v)
 
-    since, *of_values = (ops.cumsum(x, axis=2) for x in (log_decay, *of_values))  # [b, g, c, h, .], from the start on
+    since, *of_values = (ops.cumsum(x, axis=2) for x in (log_decay, *of_values))  # [b, g, c, h, .]
     whole = since[:, :, -1:]
     passes = ops.exp(whole[:, :, 0])  # [b, g, h, s]
     q, k = _decayed(q, since), _decayed(k, whole - since)
@@ -202,7 +202,7 @@ def by_chunks(
     if packed is not None:
         first, last = edges(packed)
         enter = entering(last)
-        # A chunk of padding alone passes on what enters it; one in which a document begins or ends does not.
+        # A chunk of padding passes the state on. A chunk in which a document begins or ends does not.
         on = ops.logical_or(last == 0, ops.logical_and(enter == first, first == last))
         q, k = (
             zero_outside(q, of_heads(packed == enter[..., None])),
@@ -224,7 +224,7 @@ def _decayed(x, log):
 
 
 def _states(passes, sums, start):
-    """The states that enter the chunks, `[b, g, h, s, e]`, and, with `start`, that which leaves the last."""
+    """The states that enter the chunks, `[b, g, h, s, e]`, and with `start` the state after the last chunk."""
     if start is None:
         return running(shifted(passes, 1), shifted(sums, 1)), None
     x = ops.concatenate([start[:, None], sums], axis=1)
@@ -233,7 +233,7 @@ def _states(passes, sums, start):
 
 
 def extend(state, q, k, v, log_decay, weigh, *, chunk_size, valid=None, value_log_decay=None, mix=None):
-    """The next k tokens of each row, log decays `[b, k, h, s]` or `[b, k, h, 1]`; one token costs O(h s e)."""
+    """The next k tokens of each row; log decays are `[b, k, h, s]` or `[b, k, h, 1]`. One token costs O(h s e)."""
     total, tokens = state["sum"], ops.shape(v)[1]
     real = arrived(tokens, valid)
     position = state["position"] + (tokens if valid is None else valid)
@@ -252,5 +252,5 @@ def extend(state, q, k, v, log_decay, weigh, *, chunk_size, valid=None, value_lo
 
 
 def read(total, q, dtype):
-    """One query a row on its state: `[b, h, s, e]` and `[b, 1, h, s]` -> `[b, 1, h, e]`, as a sum that XLA fuses."""
+    """Reads a state with one query a row: `[b, h, s, e]`, `[b, 1, h, s]` -> `[b, 1, h, e]`, as a sum that XLA fuses."""
     return ops.cast(ops.sum(ops.cast(q[:, 0], total.dtype)[..., None] * total, axis=2), dtype)[:, None]

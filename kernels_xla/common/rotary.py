@@ -1,6 +1,6 @@
 """Rotary position embedding, and the relative bias built from it.
 
-Source: Su et al., "RoFormer", arXiv:2104.09864. Half-split pairs: channel i turns with channel i + s/2.
+Source: Su et al., "RoFormer", arXiv:2104.09864. Pairs are half-split: channel i turns with channel i + s/2.
 """
 
 from keras import ops
@@ -14,11 +14,11 @@ def sinusoids(positions: Tensor, width: int, dtype: str = "float32", base: float
     """Cosine and sine of position x base^(-i / h), for i = 0 .. h-1 and h = width / 2.
 
     Args:
-      positions: Integers of any shape; give them as a runtime tensor, not a constant, in a program to be exported,
-        or the tables are stored in it.
+      positions: Integers of any shape. A program to be exported needs a runtime tensor here: a constant would store the
+        tables in the program.
       width: s, even.
-      dtype: float32 or float64. Never less: bfloat16 cannot count past 256.
-      base: The longest wavelength over 2 pi.
+      dtype: float32 or float64. Nothing narrower works: bfloat16 cannot count past 256.
+      base: The longest wavelength, divided by 2 pi.
 
     Returns:
       Two tensors `[..., s / 2]`.
@@ -32,10 +32,11 @@ def sinusoids(positions: Tensor, width: int, dtype: str = "float32", base: float
 
 
 def rope_tables(positions: Tensor, width: int, dtype: str = "float32", base: float = 10_000.0) -> tuple[Tensor, Tensor]:
-    """The tables by which `rotate` turns heads at `positions`, `[..., n]`; the arguments are those of `sinusoids`.
+    """The cosines and sines with which `rotate` turns heads at `positions`, `[..., n]`. For arguments see `sinusoids`.
 
     Returns:
-      Cosines and sines, `[..., n, s / 2]`; on a TPU `[..., n, s]`, a number a channel, sines of the first half negated.
+      Cosines and sines, `[..., n, s / 2]`. On a TPU they are `[..., n, s]`, one number a channel, and the sines of the
+      first half are negated.
     """
     cos, sin = sinusoids(positions, width, dtype, base)
     if not on_tpu():
@@ -45,30 +46,30 @@ def rope_tables(positions: Tensor, width: int, dtype: str = "float32", base: flo
 
 
 def made_once(table: Tensor, positions: Tensor) -> Tensor:
-    """The same `table`, `[..., n, s]`, by way of indices that are known only at run time, from `positions`.
+    """The same `table`, `[..., n, s]`, gathered with indices from `positions` that are known only at run time.
 
-    What is made element by element a compiler makes again in every layer that reads it, forward and backward, and
-    sines are dear on a TPU. A gathered table it keeps.
+    XLA recomputes elementwise tables in every layer, forward and backward, and sines are expensive on a TPU. It keeps
+    gathered tables.
     """
     zero = ops.minimum(ops.cast(ops.reshape(positions, (-1,))[0], "int32"), 0)  # no position is negative
     return ops.take(table, ops.arange(ops.shape(table)[-2], dtype="int32") + zero, axis=-2)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turns the pairs (x[..., i], x[..., i + s/2]); in float32, returned in the dtype of `x`.
+    """Turns the pairs (x[..., i], x[..., i + s/2]) in float32. The result is in the dtype of `x`.
 
     Args:
       x: `[..., s]`.
-      cos: Of `rope_tables`, of the same rank or one that broadcasts.
-      sin: As `cos`.
+      cos: Cosines from `rope_tables`, of the same rank or broadcastable.
+      sin: Sines, as `cos`.
     """
     s = x.shape[-1]
-    if cos.shape[-1] == s:  # a TPU shifts whole rows for little, and would transpose what is cut in halves
+    if cos.shape[-1] == s:  # a TPU rolls whole rows cheaply, but transposes halves
         swapped = ops.roll(x, s // 2, axis=-1)
         return ops.cast(ops.cast(x, cos.dtype) * cos + ops.cast(swapped, cos.dtype) * sin, x.dtype)
     pairs = ops.reshape(ops.cast(x, cos.dtype), (*ops.shape(x)[:-1], 2, s // 2))
     signs = ops.cast([[-1.0], [1.0]], cos.dtype)
-    # On a GPU a flip fuses into one pass; halves that are cut and put together again are a pass over memory each.
+    # On a GPU a flip fuses into one pass. Halves that are sliced and joined again take a pass over memory each.
     turned = pairs * ops.expand_dims(cos, -2) + ops.flip(pairs, axis=-2) * (ops.expand_dims(sin, -2) * signs)
     return ops.cast(ops.reshape(turned, (*ops.shape(turned)[:-2], s)), x.dtype)
 
@@ -78,7 +79,7 @@ def rotary(x: Tensor, positions: Tensor, *, base: float = 10_000.0) -> Tensor:
 
     Args:
       x: `[b, n, h, s]`, s even.
-      positions: int32 `[b, n]`, or `[1, n]` when all rows share them.
+      positions: int32 `[b, n]`, or `[1, n]` if all rows share them.
       base: See `rope_tables`.
 
     Returns:
@@ -88,7 +89,7 @@ def rotary(x: Tensor, positions: Tensor, *, base: float = 10_000.0) -> Tensor:
       O(n h s), one pass, and O(n s) sines and cosines.
 
     Precision:
-      Positions, angles and products in float32.
+      Positions, angles and products are float32.
     """
     cos, sin = rope_tables(positions, x.shape[-1], sum_dtype(x), base)
     return rotate(x, ops.expand_dims(cos, 2), ops.expand_dims(sin, 2))
@@ -106,7 +107,7 @@ def rotary_reference(x, positions, *, base=10_000.0):
 
 
 def relative_bias(a: Tensor, b: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
-    """Toeplitz bias b_ij = rotate_i(a) . rotate_j(b), which depends on i - j only.
+    """Toeplitz bias b_ij = rotate_i(a) . rotate_j(b). It depends only on i - j.
 
     Args:
       a: Learned, `[r]`.

@@ -1,4 +1,4 @@
-"""What streams share: buffers that rows fill at different pace, and the relative bias of one query a row."""
+"""Code of streams: buffers that rows fill at a different pace, and the relative bias of one query a row."""
 
 from collections.abc import Callable
 
@@ -19,10 +19,10 @@ def append(buffer: Tensor, new: Tensor, at: Tensor, valid: Tensor | None) -> Ten
       valid: int32 `[b]`, at most k; None for k.
 
     Returns:
-      `[b, m, ...]`. What would stand past slot m is dropped: the caller sees to it that there is room.
+      `[b, m, ...]`. Tokens past slot m are dropped, so the caller must leave room.
 
     Cost:
-      One token a row is written in place where the compiler may; more take a pass over the buffer.
+      One token a row is written in place if the compiler can. More tokens take a pass over the buffer.
     """
     slots = buffer.shape[1]
     new = ops.cast(new, buffer.dtype)
@@ -39,8 +39,8 @@ def append(buffer: Tensor, new: Tensor, at: Tensor, valid: Tensor | None) -> Ten
 def put(buffer: Tensor, new: Tensor, at: Tensor) -> Tensor:
     """Writes `new[b]` into slot `at[b]` of `buffer[b]`: `[b, m, ...]`, `[b, ...]`, int32 `[b]`; 0 <= at < m.
 
-    XLA does both forms in place, where a choice between two buffers would be a pass over both. The scatter of one row
-    would take it two steps.
+    XLA runs both forms in place. A choice between two buffers would be a pass over both, and a scatter of a single row
+    would take two steps.
     """
     if buffer.shape[0] == 1:
         zero = ops.zeros((), "int32")
@@ -60,47 +60,47 @@ def slice_tokens(x: Tensor, start: Tensor, length: int) -> Tensor:
 
 
 def on_grid(buffer: Tensor, new: Tensor, fill: Tensor, valid: Tensor) -> Tensor:
-    """Lays each row's open chunk and its new tokens on the row's own grid of chunks.
+    """Places each row's open chunk and its new tokens on the row's own grid of chunks.
 
     Args:
-      buffer: The open chunk, `[b, c, ...]`, whose first `fill[b]` slots are taken.
-      new: `[b, k, ...]`, of which the first `valid[b]` are real.
+      buffer: The open chunk, `[b, c, ...]`. Its first `fill[b]` slots are taken.
+      new: `[b, k, ...]`. The first `valid[b]` tokens are real.
       fill: int32 `[b]`, below c.
       valid: int32 `[b]`.
 
     Returns:
-      `[b, m, ...]`, m the least multiple of c with room at any fill; 0 where no token stands.
+      `[b, m, ...]`, where m is the least multiple of c with room at any fill. Free slots are 0.
     """
     c, tokens = buffer.shape[1], ops.shape(new)[1]
     slots = ops.arange((tokens + 2 * c - 2) // c * c, dtype="int32")[None]
-    arrived = slots - fill[:, None]  # [b, m], index of the new token that comes to a slot
+    arrived = slots - fill[:, None]  # [b, m], index of the new token for a slot
     both = ops.concatenate([buffer, ops.cast(new, buffer.dtype)], axis=1)
     laid = gather_tokens(both, ops.where(arrived < 0, slots, arrived + c))
     return zero_outside(laid, like(slots < (fill + valid)[:, None], laid))
 
 
 def leave_grid(grid: Tensor, filled: Tensor, c: int) -> Tensor:
-    """The chunk that is open after `filled[b]` slots of what `on_grid` gave: `[b, m, ...]` -> `[b, c, ...]`."""
+    """The open chunk after `filled[b]` slots of a grid from `on_grid`: `[b, m, ...]` -> `[b, c, ...]`."""
     left = slice_tokens(grid, filled - filled % c, c)
     return zero_outside(left, like(ops.arange(c, dtype="int32") < (filled % c)[:, None], left))
 
 
 def filled(before: Tensor, after: Tensor, c: int) -> Tensor:
-    """Whether a token that came filled its row's open chunk: positions before and after it, int32 `[b]` -> bool."""
+    """Whether a new token filled its row's open chunk, from positions before and after it: int32 `[b]` -> bool."""
     return ops.logical_and(after % c == 0, after > before)
 
 
 def when_full(full: Tensor, close: Callable, *kept: Tensor) -> tuple:
-    """`close(full, *kept)` if the chunk of any row is full, which one step in c finds, and else `kept` as it is.
+    """`close(full, *kept)` if the chunk of any row is full, else `kept`. A row fills a chunk once in c steps.
 
-    A loop of one pass or none, because XLA rewrites in place what a loop carries.
+    It is a loop of one pass or none, because XLA updates the variables of a loop in place.
     """
     body = lambda full, *kept: (ops.zeros_like(full), *close(full, *kept))  # noqa: E731
     return ops.while_loop(lambda full, *kept: ops.any(full), body, (full, *kept))[1:]
 
 
 def emptied(full: Tensor, *buffers: Tensor) -> tuple:
-    """Open chunks `[b, c, ...]`, those of the rows that are `full` with zeros for tokens."""
+    """Open chunks `[b, c, ...]`, set to zeros in rows that are `full`."""
     left = ops.logical_not(full)
     return tuple(zero_outside(x, like(left, x)) for x in buffers)
 
@@ -111,17 +111,17 @@ def like(index: Tensor, x: Tensor) -> Tensor:
 
 
 def runtime_zero(position: Tensor) -> Tensor:
-    """A zero that no compiler can know before the program runs, so that it stores no table made from it."""
+    """A zero that is unknown before run time, so that the compiler stores no table made from it."""
     return ops.minimum(position[0], 0)
 
 
 def bias_by_distance(a: Tensor, b: Tensor, n: int, zero: Tensor) -> Tensor:
-    """The relative bias of the distances 0 .. n-1: `[n]`, float32. It depends on weights alone.
+    """The relative bias of the distances 0 .. n-1: `[n]`, float32. It depends only on weights.
 
     Args:
       a: `[r]`; see `relative_bias`.
       b: `[r]`.
-      n: How many distances.
-      zero: Of `runtime_zero`.
+      n: Number of distances.
+      zero: The result of `runtime_zero`.
     """
     return relative_bias(a, b, ops.arange(n, dtype="int32") + zero, ops.zeros((1,), "int32"))[:, 0]

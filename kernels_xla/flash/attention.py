@@ -1,7 +1,7 @@
-"""Mixed chunk attention of FLASH: quadratic inside a chunk, linear across chunks.
+"""FLASH's mixed chunk attention: quadratic inside a chunk, linear across chunks.
 
 Source: Hua et al., "Transformer Quality in Linear Time", arXiv:2202.10447, section 3.2 and Code 1. The paper
-leaves divisors, padding and packing open; those below depend on no length in a causal row, so that streaming is exact.
+leaves divisors, padding and packing open. Ours depend on no length in a causal row, so that streaming is exact.
 """
 
 from typing import Literal
@@ -43,20 +43,20 @@ def mixed_chunk_attention(
     With chunk(i) = i // c on the fixed grid of the row, position i receives
 
         sum over j of the window:          w[i, j] v[j]
-      + sum over j of the chunks seen:     (lin_q[i] . lin_k[j] / N) v[j]
+      + sum over j of the visible chunks:  (lin_q[i] . lin_k[j] / N) v[j]
 
         normalized:      w = relu(quad_q[i] . quad_k[j] / sqrt(s) + bias[i - j])^2 / m
         paper_appendix:  w = relu(quad_q[i] . quad_k[j] / m + bias[i - j])^2
 
-    The window is chunk(i), m = c; if `overlapping`, the chunk before it too, causal or not, and m = 2c at every token,
-    with the bias of distances up to 2c - 1: section 3.2.1 has no formula, so that this is our definition. If `causal`,
-    the first sum stops at j = i and the second takes the chunks before chunk(i); otherwise the second takes every
-    chunk, its own included. N counts the real tokens in the second sum: g c for chunk g of an unpadded row, so no
-    length enters a causal row. Both sums stay inside the document of i.
+    The window is chunk(i), and m = c. If `overlapping`, the window also has the chunk before, causal or not. Then m =
+    2c at every token, and the bias has distances up to 2c - 1. Section 3.2.1 gives no formula, so this is our
+    definition. If `causal`, the first sum stops at j = i and the second takes the chunks before chunk(i). Otherwise the
+    second takes every chunk, its own included. N counts the real tokens in the second sum. It is g c for chunk g of an
+    unpadded row, so a causal row depends on no length. Both sums stay inside the document of i.
 
-    Without quad_q and quad_k there is no first sum, without lin_q and lin_k no second: FLASH (GlobalOnly) and
-    FLASH (LocalOnly) of section 4.4. If `causal`, a token of the second alone receives nothing of its own chunk, not
-    even of itself, and those of the first chunk zeros.
+    Without quad_q and quad_k there is no first sum, and without lin_q and lin_k no second. These are FLASH (GlobalOnly)
+    and FLASH (LocalOnly) of section 4.4. A causal token with the second sum alone receives nothing from its own chunk,
+    not even from itself. Tokens of the first chunk then receive zeros.
 
     Args:
       quad_q: Queries of the first sum, `[b, n, s]`; or None.
@@ -64,38 +64,38 @@ def mixed_chunk_attention(
       lin_q: Queries of the second sum, `[b, n, s]`; or None.
       lin_k: Keys of the second sum, `[b, n, s]`; None with `lin_q`.
       v: Values, `[b, n, e]`.
-      a: Left half of the relative bias, `[r]`; None for no bias. It belongs to the first sum.
+      a: Left half of the relative bias of the first sum, `[r]`; None for no bias.
       b: Right half, `[r]`.
       chunk_size: c, in tokens. Part of the model: changing it changes the function, not just its speed.
       causal: Whether position i may depend only on positions <= i.
-      scale: Where the divisor m stands; see above.
-      overlapping: Whether the first sum takes the chunk before too.
+      scale: The place of the divisor m; see above.
+      overlapping: Whether the first sum also takes the chunk before.
       first_to_all: "chunks": the first token of each chunk receives softmax_j(quad_q[i] . quad_k[j] / sqrt(s)) v[j]
-        over all real tokens j of its document, in place of both sums. "cls": so does the first of the text alone, or,
-        if packed, the first of each document that starts on a multiple of c. It is the slot that counts: where it is
-        padding, no other token takes its place. Not if `causal`. The paper's section 4.3 says it in words; that the
-        heads are those of the first sum, without its bias, and that nothing is added is our definition.
+        over all real tokens j of its document, instead of both sums. "cls": only the first token of the text receives
+        it; in packed rows, the first token of each document that starts on a multiple of c. The slot counts: if it is
+        padding, no other token takes its place. It needs `causal` to be False. The paper's section 4.3 describes it in
+        words. We define that it uses the heads of the first sum without bias, and adds nothing.
       padding_mask: `[b, n]`, True at real tokens.
-      segment_ids: `[b, n]`, 0 at padding, each document one run. A document that starts on a multiple of c gets, if
-        causal, exactly what it gets alone; one that does not has chunks cut by the grid.
-      offset: Added to the positions of the bias, which does not change it; a zero that is known only at run time keeps
-        the compiler from storing the bias' tables in the program.
+      segment_ids: `[b, n]`, 0 at padding; each document is one run. A causal document that starts on a multiple of c
+        gets exactly the same result as alone. The grid cuts the chunks of any other document.
+      offset: Added to the positions of the bias, which does not change it. A zero that is known only at run time keeps
+        the compiler from storing the bias tables in the program.
 
     Returns:
       `[b, n, e]`, in the dtype of `v`; 0 at padding.
 
     Raises:
-      ValueError: Neither sum has its queries; there is a bias, a window of two chunks or `first_to_all` without the
-        first sum; or `first_to_all` is unknown, or given if `causal`.
+      ValueError: Both sums lack queries. Or a bias, `overlapping` or `first_to_all` comes without the first sum. Or
+        `scale` or `first_to_all` is unknown, or `first_to_all` is not "none" although `causal`.
 
     Cost:
       O(n (m + s) e + n m s) multiply-adds and O(n (m + e) + (n / c) s e) memory: linear in n. `first_to_all="chunks"`
-      adds O(n^2 / c (s + e)), "cls" as much if packed, else O(n (s + e)).
+      adds O(n^2 / c (s + e)). "cls" adds as much in packed rows, else O(n (s + e)).
 
     Precision:
-      The bias is made in float32, and added in the dtype of the scores; products are in the dtype of the inputs and
-      accumulate in float32, the sum over chunks too, so that a sum is rounded once for a chunk, once for all chunks,
-      whatever their number.
+      The bias is computed in float32 and added in the dtype of the scores. Products are in the dtype of the inputs and
+      accumulate in float32, also over chunks. A sum is rounded once for a chunk and once for all chunks, whatever their
+      number.
     """
     _check(quad_q, lin_q, a is not None or overlapping or first_to_all != "none", scale)
     check_first("flash", first_to_all, causal)

@@ -1,4 +1,4 @@
-"""The stream form of mixed chunk attention: the same function, a few tokens at a time, in constant state."""
+"""Decoding with mixed chunk attention: the same function, a few tokens at a time, in constant state."""
 
 import functools
 import math
@@ -22,19 +22,19 @@ from kernels_xla.common.streaming import (
 )
 from kernels_xla.flash.intra_chunk import factors, intra_chunk_attention, with_previous
 
-FEW = 8  # rows; of larger batches, at most one in FEW closing a chunk close one by one, and sums are not cut in parts
-PARTS = 16  # into which the sums of few rows are cut, to be made side by side
-MANY = 8  # pieces, above which sums of two lengths are made one after the other
+FEW = 8  # rows; a larger batch closes up to 1 in FEW of its rows one by one, and does not split sums into parts
+PARTS = 16  # parts into which the sum of a few rows is split, to run side by side
+MANY = 8  # pieces; with more, sums of two lengths run one after the other
 
 
 def initial_state(sizes, case, dtype):
     """State before the first token: constant in n.
 
     Returns:
-      `sum [b, s, e]` over finished chunks, float32; `open [b, c, 2s + e]`, the open chunk's quad_k, lin_k and v side by
-      side in `dtype`, so that a token is one write, zero where no token has come; `position [b]`, int32: tokens so far.
-      If `overlapping`, the chunk before stands before the open one, `[b, 2c, 2s + e]`, and `closed [b]`, int32, is how
-      many chunks the sum has. A case without one of the two sums keeps nothing for it.
+      `sum [b, s, e]` over finished chunks, float32. `open [b, c, 2s + e]`: quad_k, lin_k and v of the open chunk, side
+      by side in `dtype`, so that a token is one write; free slots are zero. `position [b]`, int32: tokens so far. If
+      `overlapping`, `open` is `[b, 2c, 2s + e]` and starts with the chunk before. `closed [b]`, int32, then counts the
+      chunks in the sum. A case without one of the two sums keeps nothing for it.
     """
     b, s, e = (sizes[axis] for axis in "bse")
     wide = "float64" if str(dtype) == "float64" else "float32"
@@ -47,7 +47,7 @@ def initial_state(sizes, case, dtype):
 
 
 def _open(sizes, case):
-    """Slots, and numbers in each: keys of the sums that there are, and a value."""
+    """The number of slots, and of numbers in a slot: a key for each sum in use, and a value."""
     keys = ("quad_q" not in case) + ("lin_q" not in case)
     return case["chunk_size"] * (2 if case.get("overlapping") else 1), keys * sizes["s"] + sizes["e"]
 
@@ -74,11 +74,11 @@ def extend(
     scale="normalized",
     overlapping=False,
 ):
-    """The next k tokens of each row: one token costs O(s e + m (s + e)), more take the chunk-parallel form."""
+    """The next k tokens of each row. One token costs O(s e + m (s + e)); more tokens take the chunk-parallel form."""
     if not causal:
         raise ValueError("flash can be streamed only if causal, got causal=False")
     if overlapping != ("closed" in state):
-        raise ValueError(f"flash needs a state of its own options, got one of overlapping={not overlapping}")
+        raise ValueError(f"flash needs a state made with overlapping={overlapping}, got one with {not overlapping}")
     if v.shape[1] == 1:
         bias = None if quad_q is None else precompute(state, a, b, chunk_size=chunk_size, scale=scale)
         heads = ops.concatenate([x for x in (quad_q, quad_k, lin_q, lin_k) if x is not None], axis=1)
@@ -90,11 +90,11 @@ def extend(
 
 
 def precompute(state, a, b, *, chunk_size, scale="normalized"):
-    """What a loop over single tokens may make once, being made of weights alone: what each distance adds to a score.
+    """The bias that each distance adds to a score. It depends only on weights, so a decoding loop computes it once.
 
     Returns:
-      `[m + c - 1]`, float32, of the distances m - 1 down to 1 - c, for the m slots of the buffer; minus infinity below
-      0, so that what has not come has no weight, whatever its score.
+      `[m + c - 1]`, float32, for the distances m - 1 down to 1 - c, with m slots in the buffer. Negative distances get
+      minus infinity, so that later slots have no weight, whatever their score.
     """
     slots = state["open"].shape[1]
     if a is None:
@@ -106,18 +106,18 @@ def precompute(state, a, b, *, chunk_size, scale="normalized"):
 
 
 def step(state, heads, v, bias, *, chunk_size, valid=None, scale="normalized"):
-    """One token of each row, without closing the chunks that it fills: `flush` must follow before the next token.
+    """One token of each row. Chunks that it fills stay open: call `flush` before the next token.
 
-    On an accelerator it reads the state once, of the open chunk what has come, and writes one token of it. Products of
-    one query with many keys are written as sums: XLA fuses those with what surrounds them.
+    On an accelerator it reads the state once, the open chunk only up to the new token, and writes one token of it.
+    Products of one query with many keys are written as sums, because XLA fuses sums with their neighbours.
 
     Args:
-      state: Of `initial_state`; no chunk is full.
-      heads: quad_q, quad_k, lin_q and lin_k of the token, `[b, 4, s]`; or those two that there are, `[b, 2, s]`.
+      state: A state from `initial_state` without a full chunk.
+      heads: quad_q, quad_k, lin_q and lin_k of the token, `[b, 4, s]`; `[b, 2, s]` if one sum is left out.
       v: `[b, e]`.
-      bias: Of `precompute`; None without the first sum.
+      bias: From `precompute`; None without the first sum.
       chunk_size: c.
-      valid: int32 `[b]`, 1 at the rows whose token is real; None for all.
+      valid: int32 `[b]`, 1 at rows whose token is real; None if all are.
       scale: See `mixed_chunk_attention`.
 
     Returns:
@@ -128,12 +128,12 @@ def step(state, heads, v, bias, *, chunk_size, valid=None, scale="normalized"):
     one, tokens = ops.ones(ops.shape(fill), dtype), ops.cast(ops.maximum(position - fill, 1), dtype)
     content, _ = factors(s, slots, scale)
     factor = ([] if bias is None else [content * one, one]) + ([1 / tokens, one] if "sum" in state else [])
-    # Of all at once, because each product is a kernel of its own.
+    # All heads at once, because each product is a kernel of its own.
     heads = ops.cast(heads, dtype) * ops.stack(factor, axis=1)[:, :, None]
 
     kept = (*(heads[:, i] for i in range(1, h, 2)), v)
     new = ops.concatenate([ops.cast(x, state["open"].dtype) for x in kept], axis=-1)
-    new = new if valid is None else zero_outside(new, (valid > 0)[:, None])  # zero is what stands there
+    new = new if valid is None else zero_outside(new, (valid > 0)[:, None])  # the slot is zero already
     at = fill + (slots - chunk_size)
     chunk, read = put(state["open"], new, at), []
     if bias is not None:
@@ -147,31 +147,31 @@ def step(state, heads, v, bias, *, chunk_size, valid=None, scale="normalized"):
 
 
 def _fill(position, c):
-    """Tokens in the open chunk. Where a mask of bits says it, XLA makes it anew wherever it is needed."""
+    """Tokens in the open chunk. If c is a power of 2, it is a bit mask, which XLA recomputes wherever it is needed."""
     return ops.bitwise_and(position, c - 1) if c & (c - 1) == 0 and not on_lite() else position % c
 
 
 def _from(table, start, length):
-    """`length` numbers of a table from `start` on, for each row: `[m]`, int32 `[b]` -> `[b, length]`."""
+    """`length` numbers of a table, from `start` on for each row: `[m]`, int32 `[b]` -> `[b, length]`."""
     if start.shape[0] == 1:
-        return ops.slice(table, start, (length,))[None]  # in which XLA needs to read no indices
+        return ops.slice(table, start, (length,))[None]  # here XLA reads no indices
     return ops.take(table, start[:, None] + ops.arange(length, dtype="int32"), axis=0)
 
 
 def _up_to(chunk, fill):
-    """`[b, c, w]` with each slot after `fill` `[b]` replaced by that one, which a cache has already: half the reads."""
+    """`[b, c, w]` with slot `fill [b]` in place of each later slot. That slot is in the cache: half the reads."""
     b, c, width = chunk.shape
-    if b is None or b < FEW:  # there is bandwidth enough
+    if b is None or b < FEW:  # there is enough bandwidth
         return chunk
     slots = ops.minimum(ops.arange(c, dtype="int32")[None], fill[:, None]) + c * ops.arange(b, dtype="int32")[:, None]
-    # One index over rows and slots, because XLA reads several numbers at once with that and only then.
+    # XLA reads several numbers at once only with a single index over rows and slots.
     return ops.reshape(ops.take(ops.reshape(chunk, (b * c, width)), slots, axis=0), (b, c, width))
 
 
 def _weighted_sum(pairs):
-    """The sum over `attention_mask` (w `[b, m]`, x `[b, m, e]`), each of its own m, of sum over m of w x: `[b, e]`.
+    """The sum over pairs (w `[b, m]`, x `[b, m, e]`) of sum over m of w x: `[b, e]`. Each pair has its own m.
 
-    In one pass: pieces of a common length are added up before the sum over it is taken.
+    It is one pass: pieces of a common length are added before the sum over that length.
     """
     length = math.gcd(*(w.shape[1] for w, _ in pairs))
     if sum(w.shape[1] for w, _ in pairs) > MANY * length:
@@ -186,21 +186,21 @@ def _weighted_sum(pairs):
 
 
 def flush(states, chunk_size):
-    """Adds the chunks that a `step` filled to their sums, and empties them. Done twice, it is done once.
+    """Adds the chunks that a `step` filled to the sums and empties them. A second call changes nothing.
 
-    A row fills a chunk every c steps; its sum is rewritten then and at no other time. So this is a loop over what is to
-    be done, mostly nothing, and one for all layers: on a GPU each loop's condition waits for the host.
+    A row fills a chunk every c steps, and its sum is rewritten only then. The work is a loop that mostly runs no pass.
+    All layers share one loop, because on a GPU the condition of each loop waits for the host.
 
     Args:
-      states: Of the layers of one model, whose positions are the same.
+      states: The states of the layers of one model, at the same positions.
       chunk_size: c.
 
     Returns:
-      The states, in their order.
+      The states, in the same order.
     """
     position = states[0]["position"]
-    full = ops.logical_and(_fill(position, chunk_size) == 0, position > 0)  # or has been, and is empty: adds zero
-    if "closed" in states[0]:  # where it would be taken for the chunk before, if it were closed twice
+    full = ops.logical_and(_fill(position, chunk_size) == 0, position > 0)  # an emptied chunk adds zero
+    if "closed" in states[0]:  # here a second close would drop the chunk before
         full = ops.logical_and(full, states[0]["closed"] * chunk_size < position)
     kept = [{name: x for name, x in state.items() if name != "position"} for state in states]
     few = (full.shape[0] or 0) // FEW
@@ -212,7 +212,7 @@ def flush(states, chunk_size):
 
 
 def _close_all(c, full, kept):
-    """All rows at once, those where `full` does not hold as they are."""
+    """Closes the chunks of all rows where `full` holds, at once."""
     closed = [
         {name: ops.where(like(full, x), x, state[name]) for name, x in _closed(c, state).items()} for state in kept
     ]
@@ -220,7 +220,7 @@ def _close_all(c, full, kept):
 
 
 def _close_one(c, full, kept):
-    """The first of the rows where `full` holds."""
+    """Closes the chunk of the first row where `full` holds."""
     row = ops.argmax(ops.cast(full, "int32"))[None]
     set_row = lambda x, new: ops.scatter_update(x, ops.cast(row, "int32")[:, None], new)  # noqa: E731
     closed = []
@@ -231,7 +231,7 @@ def _close_one(c, full, kept):
 
 
 def _closed(c, state):
-    """The state of rows whose open chunk is full, once it is closed."""
+    """The state of rows with a full open chunk, after it is closed."""
     chunk = state["open"]
     closed = {"open": ops.concatenate([chunk[:, c:], ops.zeros_like(chunk[:, :c])], axis=1)}
     if "sum" in state:
@@ -242,13 +242,13 @@ def _closed(c, state):
 
 
 def _summary(total, chunk):
-    """Full chunks as one matrix each, of their lin_k and v: `[b, c, . + s + e]` -> `[b, s, e]`, as `total`."""
+    """One matrix for each full chunk, from lin_k and v: `[b, c, . + s + e]` -> `[b, s, e]`, in the dtype of `total`."""
     s, e = total.shape[1:]
     return accumulate.einsum("bjs,bje->bse", chunk[:, :, -s - e : -e], chunk[:, :, -e:])
 
 
 def _extend_by_chunks(state, quad_q, lin_q, new, a, b, valid, scale, c):
-    """Lays each row's open chunk and its new tokens on the row's own chunk grid, and takes the parallel form there."""
+    """Places each row's open chunk and new tokens on the row's own chunk grid, and runs the parallel form there."""
     position, tokens = state["position"], ops.shape(new)[1]
     fill = position % c
     laid = on_grid(state["open"][:, -c:], new, fill, valid)
@@ -262,7 +262,7 @@ def _extend_by_chunks(state, quad_q, lin_q, new, a, b, valid, scale, c):
 
 
 def _intra_chunk(state, q, grid, a, b, scale):
-    """The first sum, of queries `[b, g, c, s]` and what is kept of tokens, `[b, g, c, w]`: `[b, g, c, e]`."""
+    """The first sum, for queries `[b, g, c, s]` and the kept numbers of tokens, `[b, g, c, w]`: `[b, g, c, e]`."""
     c, s = q.shape[2:]
     grid = with_previous(grid, state["open"][:, :c]) if "closed" in state else grid
     at = ops.arange(grid.shape[2], dtype="int32")
@@ -272,7 +272,7 @@ def _intra_chunk(state, q, grid, a, b, scale):
 
 
 def _inter_chunk(state, q, grid, fill, valid):
-    """The second sum, of the same as `_intra_chunk`, and the sum that is kept."""
+    """The second sum, for the same arguments as `_intra_chunk`, and the new `sum` of the state."""
     (s, e), c = state["sum"].shape[1:], q.shape[2]
     chunks = ops.arange(ops.shape(grid)[1], dtype="int32")[None]  # [1, g]
     summaries = accumulate.einsum("bgjs,bgje->bgse", grid[..., -s - e : -e], grid[..., -e:])
@@ -285,7 +285,7 @@ def _inter_chunk(state, q, grid, fill, valid):
 
 
 def _left(state, laid, filled, c):
-    """The buffer after `filled[b]` slots of what `on_grid` gave, `[b, m, w]`, and the count of chunks if it is kept."""
+    """The buffer after `filled[b]` slots of a grid `[b, m, w]` from `on_grid`, and `closed` if the state has it."""
     chunk = leave_grid(laid, filled, c)
     if "closed" not in state:
         return {"open": chunk}

@@ -1,4 +1,4 @@
-"""Softmax over a whole text for few of its tokens, in place of what mixed chunk attention gives them."""
+"""Softmax over a whole text for a few of its tokens, instead of mixed chunk attention."""
 
 from typing import Literal
 
@@ -12,15 +12,15 @@ Rows = Literal["none", "cls", "chunks"]
 
 
 def check_first(name: str, which: str, causal: bool) -> None:
-    """Raises a ValueError in the name of what takes `first_to_all`, unless it is known, and "none" if `causal`."""
+    """Raises a ValueError with the caller's `name` if `which` is unknown, or is not "none" although `causal`."""
     if which not in ("none", "cls", "chunks"):
         raise ValueError(f"{name}: first_to_all must be 'none', 'cls' or 'chunks', got {which!r}")
     if causal and which != "none":
-        raise ValueError(f"{name}: first_to_all reads later tokens, so that it must be 'none' if causal, got {which!r}")
+        raise ValueError(f"{name}: first_to_all reads later tokens, so it must be 'none' if causal, got {which!r}")
 
 
 def first_tokens(at: Tensor, chunk_size: int, which: Rows, segment_ids: Tensor | None) -> Tensor:
-    """Whether each of the tokens at `at` `[n]` is one that `which` means: bool `[n]`, or `[b, n]` by documents."""
+    """Whether `which` selects the tokens at positions `at [n]`: bool `[n]`, or `[b, n]` with documents."""
     of_chunk = at % chunk_size == 0
     if which != "cls" or segment_ids is None:
         return of_chunk if which == "chunks" else at == 0
@@ -31,7 +31,7 @@ def first_tokens(at: Tensor, chunk_size: int, which: Rows, segment_ids: Tensor |
 def softmax_of_first(
     q: Tensor, k: Tensor, v: Tensor, chunk_size: int, which: Rows, ids: Tensor | None, packed: bool
 ) -> Tensor:
-    """Softmax attention of the first token of each chunk; of the first of the text alone where only that is meant.
+    """Softmax attention of the first token of each chunk, or of the text's first token if `which` selects no other.
 
     Args:
       q: `[b, n, s]`.
@@ -39,11 +39,11 @@ def softmax_of_first(
       v: `[b, n, e]`.
       chunk_size: c.
       which: See `mixed_chunk_attention`; not "none".
-      ids: Documents, `[b, n]`, 0 at padding; None where all are one and real.
-      packed: Whether a row may have several.
+      ids: Documents, `[b, n]`, 0 at padding; None if a row is one document without padding.
+      packed: Whether a row may hold several documents.
 
     Returns:
-      What the first of its chunk receives for each token, `[b, n, e]`; or the first of the text for all, `[b, 1, e]`.
+      `[b, n, e]`: each token has the result of its chunk's first token. Or `[b, 1, e]`: the text's first token.
     """
     alone = which == "cls" and not packed
     firsts = slice(0, 1) if alone else slice(None, None, chunk_size)

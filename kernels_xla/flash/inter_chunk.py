@@ -11,16 +11,16 @@ from kernels_xla.common.spec import Tensor
 def inter_chunk_attention(
     q: Tensor, k: Tensor, v: Tensor, n, ids: Tensor | None, packed: Tensor | None, causal: bool
 ) -> Tensor:
-    """The sum over the chunks seen, each pair's product divided by the number of tokens in it.
+    """The sum over the visible chunks, divided by the number of tokens in it.
 
     Args:
       q: `[b, g, c, s]`.
       k: `[b, g, c, s]`.
       v: `[b, g, c, e]`, 0 at padding.
       n: Tokens of a row.
-      ids: Documents, `[b, g, c]`, 0 at padding; None where all are one and real.
-      packed: `ids` where there may be more than one in a row, else None.
-      causal: Whether they are the chunks before, rather than all.
+      ids: Documents, `[b, g, c]`, 0 at padding; None if a row is one document without padding.
+      packed: `ids` if a row may hold several documents, else None.
+      causal: Whether only the chunks before are visible, instead of all.
 
     Returns:
       `[b, g, c, e]`.
@@ -33,7 +33,7 @@ def inter_chunk_attention(
 
 
 def _summaries(k, v):
-    """Each chunk as one matrix: `[b, g, c, s]`, `[b, g, c, e]` -> `[b, g, s, e]`."""
+    """One matrix for each chunk: `[b, g, c, s]`, `[b, g, c, e]` -> `[b, g, s, e]`."""
     return ops.einsum("bgjs,bgje->bgse", k, v)
 
 
@@ -43,7 +43,7 @@ def _read(q, sums, tokens):
 
 
 def _shared(q, tokens):
-    """Divides q by the number of tokens that it reads: q is narrower than the sums are."""
+    """Divides q by the number of tokens that it reads. Queries are narrower than the sums."""
     count = ops.maximum(ops.cast(tokens, sum_dtype(q)), 1)
     return ops.cast(ops.cast(q, count.dtype) / count, q.dtype)
 
@@ -51,8 +51,8 @@ def _shared(q, tokens):
 def _from_earlier_chunks(q, k, v, ids, packed):
     """The causal second sum.
 
-    A document runs from the end of one chunk into the start of the next, so that the last document of a chunk is all
-    that later ones can read of it, and its first document all that reads earlier ones.
+    A document continues from the end of one chunk into the start of the next. Later chunks can therefore read only the
+    last document of a chunk, and only its first document reads earlier chunks.
     """
     if packed is None:
         full = ops.full((1, ops.shape(v)[1]), v.shape[2], dtype="int32")
@@ -71,13 +71,13 @@ def _count_earlier(tokens, first=None, last=None):
 
 
 def _from_all_chunks(q, k, v, tokens):
-    """The second sum without order: every token reads every real one. `tokens` is their number, scalar or `[b]`."""
+    """The second sum without order: every token reads every real token. `tokens` is their number, scalar or `[b]`."""
     tokens = tokens if isinstance(tokens, int) else ops.reshape(tokens, (-1, 1, 1, 1))
     return ops.einsum("bgis,bse->bgie", _shared(q, tokens), ops.einsum("bgjs,bgje->bse", k, v))
 
 
 def _from_own_document(q, k, v, ids):
-    """The second sum without order, packed: own chunk by pairs, then the document's part in chunks before and after."""
+    """The second sum without order, packed: pairs in the own chunk, then the document's part in other chunks."""
     first, last = edges(ids)
     at_first, at_last = ids == first[..., None], ids == last[..., None]  # [b, g, c]
     same = attention_mask(ids, ids, None, None, causal=False)  # [b, g, c, c]

@@ -1,4 +1,4 @@
-"""The first sum of mixed chunk attention: squared ReLU inside chunks. Its parallel form and its stream share it."""
+"""The first sum of mixed chunk attention, for training and for decoding: squared ReLU inside chunks."""
 
 from keras import ops
 
@@ -10,7 +10,7 @@ from kernels_xla.common.spec import Tensor
 def intra_chunk_attention(
     q: Tensor, k: Tensor, v: Tensor, a: Tensor | None, b: Tensor | None, seen: Tensor, scale: str, offset=0
 ) -> Tensor:
-    """The sum over the m keys of each chunk's window, of which the last c are its own.
+    """The sum over the m keys of each chunk's window. The last c keys are the chunk's own.
 
     Args:
       q: `[b, g, c, s]`.
@@ -20,7 +20,7 @@ def intra_chunk_attention(
       b: As `a`.
       seen: `[c, m]` or `[b, g, c, m]`; None for all.
       scale: See `mixed_chunk_attention`.
-      offset: As there.
+      offset: See `mixed_chunk_attention`.
 
     Returns:
       `[b, g, c, e]`.
@@ -35,16 +35,19 @@ def intra_chunk_attention(
 
 
 def factors(s: int, m: int, scale: str) -> tuple[float, float]:
-    """Both scales are relu(content q . k + added bias)^2; on q the factor touches s numbers a token instead of m."""
+    """The factors (content, added) with which both scales are relu(content q . k + added bias)^2.
+
+    The first factor goes on q, which has s numbers a token, not on the m scores.
+    """
     return ((s * m) ** -0.5, m**-0.5) if scale == "normalized" else (1.0 / m, 1.0)
 
 
 def with_previous(x: Tensor, before: Tensor | None = None) -> Tensor:
-    """Each chunk behind the one before it: `[b, g, c, ...]` -> `[b, g, 2c, ...]`.
+    """Each chunk, after the chunk before it: `[b, g, c, ...]` -> `[b, g, 2c, ...]`.
 
     Args:
       x: Chunks.
-      before: What stands before the first, `[b, c, ...]`; None for zeros.
+      before: The chunk before the first, `[b, c, ...]`; None for zeros.
     """
     earlier = ops.pad(x, [[0, 0], [1, 0], *[[0, 0]] * (len(x.shape) - 2)])[:, :-1]
     if before is not None:

@@ -1,7 +1,7 @@
-"""Mixed chunk attention of FLASH whose sum across chunks weighs them by scores between their means.
+"""FLASH's mixed chunk attention with weighted chunks: scores between the means of chunks are their weights.
 
-Source: Hua et al., "Transformer Quality in Linear Time", arXiv:2202.10447, Appendix A, which says in words that such
-scores would weigh chunks, and that its state then grows with their number. The formula is our definition.
+Source: Hua et al., "Transformer Quality in Linear Time", arXiv:2202.10447, Appendix A. It says in words that such
+scores would weigh chunks, and that the state then grows with the number of chunks. The formula is our definition.
 """
 
 from keras import ops
@@ -36,24 +36,24 @@ def weighted_mixed_chunk_attention(
 ) -> Tensor:
     """Adds squared-ReLU attention within each chunk to weighted linear attention over chunks.
 
-    The sum inside chunks is that of `mixed_chunk_attention`. For the other, let chunk h have N_h real tokens and
-    kbar_h, the mean of their sum_k. Position i of chunk g receives
+    The sum inside chunks is the first sum of `mixed_chunk_attention`. For the second, let N_h be the number of real
+    tokens in chunk h, and kbar_h the mean of their sum_k. Position i of chunk g receives
 
-        sum over the chunks h seen:  A[g, h] / N_h  sum over j of h: (lin_q[i] . lin_k[j]) v[j]
+        sum over the visible chunks h:  A[g, h] / N_h  sum over j of h: (lin_q[i] . lin_k[j]) v[j]
         A[g, :] = softmax over h of (qbar_g . kbar_h / sqrt(s) + log N_h)
 
-    If `causal`, those are the chunks before g, and qbar_g is the mean of sum_q over the last of them, which is
-    finished; otherwise they are all chunks, and qbar_g is the mean over g itself. A mean over no token is 0. With
-    scores of 0 all tokens weigh the same, which is mixed chunk attention. No length enters a causal row. Both sums and
-    all means stay inside the document of i.
+    If `causal`, the chunks before g are visible, and qbar_g is the mean of sum_q over the chunk just before g, which is
+    finished. Otherwise all chunks are visible, and qbar_g is the mean over g itself. A mean over no token is 0. If all
+    scores are 0, all tokens have the same weight, which is mixed chunk attention. A causal row depends on no length.
+    Both sums and all means stay inside the document of i.
 
     Args:
       quad_q: Queries of the first sum, `[b, n, s]`.
       quad_k: Keys of the first sum, `[b, n, s]`.
       lin_q: Queries of the second sum, `[b, n, s]`.
       lin_k: Keys of the second sum, `[b, n, s]`.
-      sum_q: What chunks are scored by, as queries, `[b, n, s]`.
-      sum_k: As keys, `[b, n, s]`.
+      sum_q: Queries of the scores of chunks, `[b, n, s]`.
+      sum_k: Keys of the scores of chunks, `[b, n, s]`.
       v: Values, `[b, n, e]`.
       a: Left half of the relative bias, `[r]`; None for no bias.
       b: Right half, `[r]`.
@@ -61,26 +61,26 @@ def weighted_mixed_chunk_attention(
       causal: Whether position i may depend only on positions <= i.
       scale: As in `mixed_chunk_attention`.
       padding_mask: `[b, n]`, True at real tokens.
-      segment_ids: `[b, n]`, 0 at padding, each document one run. A document that starts on a multiple of c gets exactly
-        what it gets alone; one that does not has chunks cut by the grid.
+      segment_ids: `[b, n]`, 0 at padding; each document is one run. A document that starts on a multiple of c gets
+        exactly the same result as alone. The grid cuts the chunks of any other document.
       offset: As in `mixed_chunk_attention`.
 
     Returns:
       `[b, n, e]`, in the dtype of `v`; 0 at padding.
 
     Cost:
-      That of `mixed_chunk_attention`, and O((n / c)^2 s e) multiply-adds: what is linear there outweighs it up to n of
-      about c^2, 65,536 for chunks of 256. Packed rows that are not causal have two sums a chunk.
+      As `mixed_chunk_attention`, plus O((n / c)^2 s e) multiply-adds. The linear part is larger up to n of about c^2,
+      65,536 for chunks of 256. Packed rows that are not causal have two sums a chunk.
 
     Precision:
-      Means, scores and softmax in float32; products are in the dtype of the inputs.
+      Means, scores and softmax are float32. Products are in the dtype of the inputs.
     """
     n, ids = ops.shape(v)[1], documents(padding_mask, segment_ids)
     masks = {"padding_mask": padding_mask, "segment_ids": segment_ids, "offset": offset}
     options = {"chunk_size": chunk_size, "causal": causal, "scale": scale}
     inside = mixed_chunk_attention(quad_q, quad_k, None, None, v, a, b, **options, **masks)
     v = v if ids is None else zero_outside(v, (ids > 0)[..., None])
-    grid = fold(ops.ones((1, n), "int32") if ids is None else ids, chunk_size)  # 0 where the last chunk is filled up
+    grid = fold(ops.ones((1, n), "int32") if ids is None else ids, chunk_size)  # 0 where zeros fill the last chunk
     heads = (fold(x, chunk_size) for x in (lin_q, lin_k, v, sum_q, sum_k))
     out = inside + unfold(weighted_inter_chunk_attention(*heads, grid, segment_ids is not None, causal), n)
     return out if ids is None else zero_outside(out, (ids > 0)[..., None])
@@ -103,7 +103,7 @@ def weighted_mixed_chunk_attention_reference(
     padding_mask=None,
     segment_ids=None,
 ):
-    """The second sum as one softmax over the tokens seen, each scored by the mean of its chunk."""
+    """The second sum as one softmax over the visible tokens. Each token has the score of its chunk's mean."""
     masks = {"padding_mask": padding_mask, "segment_ids": segment_ids}
     options = {"chunk_size": chunk_size, "causal": causal, "scale": scale}
     inside = mixed_chunk_attention_reference(quad_q, quad_k, None, None, v, a, b, **options, **masks)
@@ -123,7 +123,7 @@ def weighted_mixed_chunk_attention_reference(
 
 
 def _mean(x, of):
-    """The mean of x `[b, j, s]` over the tokens that each token i is told: `[b, i, j]` -> `[b, i, s]`."""
+    """The mean of x `[b, j, s]` over the tokens `of [b, i, j]` of each token i: `[b, i, s]`."""
     of = ops.cast(of, x.dtype)
     return ops.matmul(of, x) / ops.maximum(ops.sum(of, axis=-1, keepdims=True), 1)
 

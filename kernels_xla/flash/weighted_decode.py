@@ -1,4 +1,4 @@
-"""The stream form of weighted chunks: the same function, a few tokens at a time, in a state that grows with chunks."""
+"""Decoding with weighted chunks: the same function, a few tokens at a time, in a state that grows with n / c."""
 
 from keras import ops
 
@@ -22,13 +22,13 @@ from kernels_xla.flash.weighted_inter_chunk import token_weights
 
 
 def initial_state(sizes, case, dtype):
-    """State before the first token, with room for the chunks of `n` tokens a row: it grows with n / c.
+    """State before the first token, with room for the chunks of `n` tokens a row. It grows with n / c.
 
     Returns:
-      That of `decode`, where `sum` is what the open chunk reads, times its tokens; `sums [b, c, 2s]`, sum_q
-      and sum_k of the open chunk side by side, zero where no token has come; of each finished chunk, all of whose
-      tokens are real, `chunks [b, n / c, s, e]`, its sum of products of keys with values, and `keys [b, n / c, s]`, its
-      mean of sum_k, float32; `closed [b]`, int32: how many there are.
+      The state of `decode`. Here `sum` is the weighted sum that the open chunk reads, times the number of tokens before
+      it. `sums [b, c, 2s]`: sum_q and sum_k of the open chunk, side by side; free slots are zero. Each finished chunk
+      has real tokens only. It has its sum of products of keys and values in `chunks [b, n / c, s, e]`, and its mean of
+      sum_k in `keys [b, n / c, s]`, float32. `closed [b]`, int32: the number of finished chunks.
     """
     b, s, e, c = (*(sizes[axis] for axis in "bse"), case["chunk_size"])
     state, chunks = decode.initial_state(sizes, case, dtype), -(-sizes["n"] // c)
@@ -61,7 +61,7 @@ def extend(
     causal=True,
     scale="normalized",
 ):
-    """The next k tokens of each row: one costs O(s e + c (s + e)), and one in c of them O(n / c s e) more."""
+    """The next k tokens of each row. One token costs O(s e + c (s + e)), and one in c costs O(n / c s e) more."""
     if not causal:
         raise ValueError("flash_weighted can be streamed only if causal, got causal=False")
     if v.shape[1] == 1:
@@ -75,9 +75,9 @@ def extend(
 
 
 def step(state, heads, v, bias, *, chunk_size, valid=None, scale="normalized"):
-    """One token of each row, without closing the chunks that it fills: `flush` must follow before the next token.
+    """One token of each row. Chunks that it fills stay open: call `flush` before the next token.
 
-    As `decode.step`, with `heads [b, 6, s]`: quad_q, quad_k, lin_q, lin_k, sum_q and sum_k.
+    Like `decode.step`, with `heads [b, 6, s]`: quad_q, quad_k, lin_q, lin_k, sum_q and sum_k.
     """
     new = ops.reshape(heads[:, 4:], (ops.shape(heads)[0], 1, -1))
     sums = append(state["sums"], new, state["position"] % chunk_size, valid)
@@ -86,21 +86,21 @@ def step(state, heads, v, bias, *, chunk_size, valid=None, scale="normalized"):
 
 
 def flush(states, chunk_size):
-    """Keeps the chunks that a `step` filled, and makes what the next ones read. Done twice, it is done once.
+    """Keeps the chunks that a `step` filled and computes the next ones' sums. A second call changes nothing.
 
     Args:
-      states: Of the layers of one model, whose positions are the same.
+      states: The states of the layers of one model, at the same positions.
       chunk_size: c.
 
     Returns:
-      The states, in their order.
+      The states, in the same order.
     """
     full = states[0]["position"] // chunk_size > states[0]["closed"]
     return list(when_full(full, lambda full, *states: tuple(_closed(full, state) for state in states), *states))
 
 
 def _closed(full, state):
-    """The state once the open chunk of the rows that are `full` is closed."""
+    """The state after the open chunks of the rows that are `full` are closed."""
     s, chunk, written = state["sum"].shape[1], state["open"], ops.cast(full, "int32")
     q_mean, k_mean = _means(state["sums"][:, None], state["keys"].dtype)
     summary = accumulate.einsum("bjs,bje->bse", chunk[:, :, s : 2 * s], chunk[:, :, 2 * s :])
@@ -119,12 +119,12 @@ def _means(sums, dtype):
 
 
 def _read(kept, q_mean, closed, c):
-    """What a chunk reads of those that are `closed [b, g]` before it, times their tokens: `[b, g, s, e]`, as `sum`.
+    """The weighted sum over the chunks before, times the number of their tokens: `[b, g, s, e]`, as `sum` of the state.
 
     Args:
       kept: The `chunks` and `keys` of the state.
-      q_mean: Of the chunk before each, `[b, g, s]`.
-      closed: int32 `[b, g]`.
+      q_mean: The mean of sum_q over the chunk before, `[b, g, s]`.
+      closed: Number of chunks before, int32 `[b, g]`.
       c: Tokens of a chunk.
     """
     seen = ops.arange(kept["keys"].shape[1], dtype="int32") < closed[..., None]  # [b, g, m]
@@ -134,7 +134,7 @@ def _read(kept, q_mean, closed, c):
 
 
 def _extend_by_chunks(state, quad_q, lin_q, new, a, b, valid, scale, c):
-    """Lays each row's open chunk and its new tokens on the row's own chunk grid, and takes the parallel form there."""
+    """Places each row's open chunk and new tokens on the row's own chunk grid, and runs the parallel form there."""
     position, tokens, s = state["position"], ops.shape(new["open"])[1], lin_q.shape[-1]
     fill, until, own = position % c, position % c + valid, position // c
     laid = {name: on_grid(state[name], x, fill, valid) for name, x in new.items()}
@@ -147,7 +147,7 @@ def _extend_by_chunks(state, quad_q, lin_q, new, a, b, valid, scale, c):
         q_near, k_near, v, a, b, attention_mask(None, None, at, at, causal=True), scale, runtime_zero(position)
     )
 
-    # Of the chunks that are not full what is made here is not kept, and not read.
+    # Results for chunks that are not full are neither kept nor read.
     q_mean, k_mean = _means(fold(laid["sums"], c), state["keys"].dtype)
     kept = {"chunks": ops.einsum("bgjs,bgje->bgse", k_far, v), "keys": k_mean}
     kept = {name: append(state[name], x, own, until // c) for name, x in kept.items()}

@@ -1,6 +1,6 @@
-"""A short convolution over the tokens before, each channel alone.
+"""A short causal convolution over tokens, for each channel on its own.
 
-Source: Gu and Dao, "Mamba", arXiv:2312.00752, section 3.4; there of four tokens.
+Source: Gu and Dao, "Mamba", arXiv:2312.00752, section 3.4. The paper uses four tokens.
 """
 
 from keras import ops
@@ -21,28 +21,28 @@ def convolution(
     padding_mask: Tensor | None = None,
     segment_ids: Tensor | None = None,
 ) -> Tensor:
-    """out[i] = bias + sum over k < w of weights[k] * x[i - (w - 1) + k]: of the token and the w - 1 before it.
+    """out[i] = bias + sum over k < w of weights[k] * x[i - (w - 1) + k]: the token and w - 1 tokens before it.
 
     Args:
       x: `[b, n, e]`.
-      weights: `[w, e]`; the last are the token's own.
+      weights: `[w, e]`. The last row is for the token itself.
       bias: `[e]`.
-      causal: True, being so by definition.
-      padding_mask: `[b, n]`, True at real tokens. The others are read as zeros: amid a text they take a place in the
-        window, as they take a position.
-      segment_ids: `[b, n]`, 0 at padding; what is before a document is zeros.
+      causal: Must be True: the window holds no later tokens.
+      padding_mask: `[b, n]`, True at real tokens. Padding is read as zeros. Inside a text it takes a place in the
+        window, as it takes a position.
+      segment_ids: `[b, n]`, 0 at padding. A document sees zeros before its start.
 
     Returns:
       `[b, n, e]`, in the dtype of `x`; 0 at padding.
 
     Raises:
-      ValueError: It is not causal.
+      ValueError: `causal` is False.
 
     Cost:
       O(n w e) multiply-adds, O(n e) memory.
 
     Precision:
-      Products and sums in float32.
+      Products and sums are float32.
     """
     _check(causal)
     ids = documents(padding_mask, segment_ids)
@@ -54,11 +54,11 @@ def convolution(
 
 def _check(causal):
     if not causal:
-        raise ValueError("convolution is of the tokens before, and causal by definition: got causal=False")
+        raise ValueError("convolution is causal by definition: it needs causal=True, got False")
 
 
 def _slide(x, weights, bias, seen=None):
-    """X `[b, w - 1 + n, e]` -> `[b, n, e]`; `seen`, the documents of x, `[b, w - 1 + n]`, and of its last n tokens."""
+    """The sums for x `[b, w - 1 + n, e]`: `[b, n, e]`. `seen` has the documents of x and of its last n tokens."""
     w, dtype = weights.shape[0], x.dtype
     n = ops.shape(x)[1] - (w - 1)
     x, weights, bias = (ops.cast(part, sum_dtype(x)) for part in (x, weights, bias))
@@ -86,7 +86,7 @@ def convolution_reference(x, weights, bias, *, causal=True, padding_mask=None, s
 
 
 def initial_state(sizes, case, dtype):
-    """The w - 1 tokens before the next, `tokens [b, w - 1, e]`: zeros."""
+    """The last w - 1 tokens, `tokens [b, w - 1, e]`: zeros."""
     del case
     return {"tokens": ops.zeros((sizes["b"], sizes["w"] - 1, sizes["e"]), dtype)}
 

@@ -1,7 +1,7 @@
-"""A diagonal state space whose steps, inputs and outputs the text chooses: Mamba's selective scan.
+"""Mamba's selective scan: a diagonal state space whose steps, inputs and outputs depend on the text.
 
 Source: Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", arXiv:2312.00752, sections 3.2
-and 3.3. A is discretised exactly and B as in the authors' code, by its first term.
+and 3.3. A is discretised exactly, and B to first order, as in the authors' code.
 """
 
 import math
@@ -29,36 +29,37 @@ def selective_scan(
     padding_mask: Tensor | None = None,
     segment_ids: Tensor | None = None,
 ) -> Tensor:
-    """h[i] = exp(dt[i] a) h[i - 1] + dt[i] b[i] x[i]; out[i] = c[i] . h[i] + d x[i], for each channel of x alone.
+    """h[i] = exp(dt[i] a) h[i - 1] + dt[i] b[i] x[i]; out[i] = c[i] . h[i] + d x[i], for each channel of x.
 
     Args:
       x: `[b, n, e]`.
-      dt: The step of each token and channel, `[b, n, e]`, never negative, however large. Give it in float32.
+      dt: The step of each token and channel, `[b, n, e]`, never negative, of any size. Give it in float32.
       a: `[e, s]`, never positive. Give it in float32.
-      b: What a token adds to the s states of every channel, `[b, n, s]`.
-      c: What is read of them, `[b, n, s]`.
-      d: What passes by the state, `[e]`.
-      chunk_size: Tokens that come one after the other, the chunks being taken together.
-      channels: How many are taken at a time. Neither changes the function: any values give the same.
-      causal: True, being so by definition.
-      padding_mask: `[b, n]`, True at real tokens. The others leave the state as it is.
-      segment_ids: `[b, n]`, 0 at padding; a document starts from nothing.
+      b: Weights with which a token enters the s states of every channel, `[b, n, s]`.
+      c: Weights with which a token reads the states, `[b, n, s]`.
+      d: Weights of the skip connection past the states, `[e]`.
+      chunk_size: Number of tokens that run one after another. Chunks run together. It changes only the speed.
+      channels: Number of channels that run together. It changes only speed and memory.
+      causal: Must be True: a scan has an order.
+      padding_mask: `[b, n]`, True at real tokens. Padding leaves the state as it is.
+      segment_ids: `[b, n]`, 0 at padding. Each document starts from an empty state.
 
     Returns:
       `[b, n, e]`, in the dtype of `x`; 0 at padding.
 
     Raises:
-      ValueError: It is not causal.
+      ValueError: `causal` is False.
 
     Cost:
-      O(n e s) multiply-adds and exponentials. The states of a few channels are there at a time, and made again for the
-      gradient: O(n (e + channels s)) memory, some ten times, where one such of 32 channels and 16 states is as large as
-      512 channels of x. The gradients of b and c are kept for each group until the end: O(n s e / channels).
+      O(n e s) multiply-adds and exponentials. Only the states of a few channels exist at a time, and the gradient
+      computes them again: about ten tensors of O(n channels s), and O(n e). With 32 channels and 16 states, one of
+      these is as large as 512 channels of x. The gradients of b and c are kept for each group until the end:
+      O(n s e / channels).
 
     Precision:
-      Steps, decays, states and sums are float32. No exponent is above 0, and none is of more than one token.
+      Steps, decays, states and sums are float32. No exponent is above 0, and each covers a single token.
     """
-    check_causal("selective scan", causal)
+    check_causal("selective_scan", causal)
     ids, wide = documents(padding_mask, segment_ids), sum_dtype(x)
     real = None if ids is None else (ids > 0)[..., None]
     x, dt, b, c = (zero_outside(part, real) for part in (x, dt, b, c))
@@ -68,16 +69,17 @@ def selective_scan(
 
 
 def _goes_on(ids, segment_ids, dtype):
-    """Whether a token has a state before it, `[b, n, 1, 1]`, or `[1, 1, 1, 1]`: 1, and 0 where a document begins."""
+    """0 where a document begins, 1 where a token has a state before it: `[b, n, 1, 1]`, or `[1, 1, 1, 1]`."""
     if segment_ids is None:
         return ops.ones((1, 1, 1, 1), dtype)
     return ops.cast(ops.logical_or(ids == 0, ids == entering(ids)), dtype)[..., None, None]
 
 
 def _with_gradient(x, dt, a, b, c, on, chunk_size, channels):
-    """`[b, n, e]`, and its gradients by hand, for which the inputs alone are kept; a is `[s, e]`.
+    """`[b, n, e]`, and its gradients by hand, which keep only the inputs; a is `[s, e]`.
 
-    Groups of channels go in a loop, in which no compiler finds the states of the forward pass again, to keep them.
+    Groups of channels run in a loop. There the compiler does not find the states of the forward pass, and so does not
+    keep them.
     """
 
     def states(x, dt, a):
@@ -86,11 +88,11 @@ def _with_gradient(x, dt, a, b, c, on, chunk_size, channels):
 
     def gradients(x, dt, a, dout):
         decay, h = states(x, dt, a)
-        # The same scan backwards: what a state adds to all later outputs.
+        # The same scan backwards gives the gradient of each state through all later outputs.
         later, added = shifted(ops.flip(decay, 1), 1), ops.flip(c[..., None] * dout[:, :, None], 1)
         dh = ops.flip(over_tokens(later, added, chunk_size), 1)
         dlog = dh * decay * shifted(h, 1)
-        du = ops.sum(dh * b[..., None], axis=2)  # of dt x
+        du = ops.sum(dh * b[..., None], axis=2)  # the gradient of dt x
         return (
             du * dt,
             du * x + ops.sum(dlog * a, axis=2),
@@ -99,7 +101,7 @@ def _with_gradient(x, dt, a, b, c, on, chunk_size, channels):
             ops.sum(h * dout[:, :, None], axis=-1),
         )
 
-    def gradient(*arguments, upstream=None):  # Keras passes it by name on JAX, TensorFlow by place
+    def gradient(*arguments, upstream=None):  # Keras passes it by name on JAX, by position on TensorFlow
         dout = arguments[0] if upstream is None else upstream
         dx, ddt, da, db, dc = _in_groups(gradients, channels, x, dt, a, dout)
         return *map(_joined, (dx, ddt, da)), ops.sum(db, axis=0), ops.sum(dc, axis=0), ops.zeros_like(on)
@@ -109,10 +111,10 @@ def _with_gradient(x, dt, a, b, c, on, chunk_size, channels):
 
 
 def _in_groups(function, channels, *inputs):
-    """`function` of `channels` of e at a time, or as many as divide both: all `[..., e]` -> results `[e / m, ...]`."""
+    """Runs `function` on m = gcd(e, `channels`) channels at a time: all `[..., e]` -> results `[e / m, ...]`."""
     e = inputs[0].shape[-1]
     m = math.gcd(e, channels)
-    if m == e or on_lite():  # which has no loop over parts of unknown length
+    if m == e or on_lite():  # TensorFlow Lite cannot loop over parts of unknown length
         return [x[None] for x in function(*inputs)]
     cut = [ops.moveaxis(ops.reshape(x, (*ops.shape(x)[:-1], e // m, m)), -2, 0) for x in inputs]
     return ops.map(lambda group: function(*group), cut)
@@ -127,8 +129,8 @@ def _joined(x):
 def selective_scan_reference(
     x, dt, a, b, c, d, *, chunk_size=None, channels=None, causal=True, padding_mask=None, segment_ids=None
 ):
-    """The sum over dense weights of pairs, `[b, i, j, e]`, of one state after the other."""
-    del chunk_size, channels, causal  # any give the same function, and it knows no other order
+    """The sum over dense weights of pairs, `[b, i, j, e]`, for one state after another."""
+    del chunk_size, channels, causal  # they do not change the function
     ids = documents(padding_mask, segment_ids)
     ids = ops.ones(x.shape[:2], "int32") if ids is None else ids
     seen = (ids[:, :, None] == ids[:, None, :]) & (ids[:, None, :] > 0)
@@ -154,8 +156,8 @@ def initial_state(sizes, case, dtype):
 
 
 def extend(state, x, dt, a, b, c, d, *, valid=None, chunk_size=16, channels=32, causal=True):
-    """The next k tokens of each row: one token costs O(e s), more take the form in chunks."""
-    check_causal("selective scan", causal)
+    """The next k tokens of each row. One token costs O(e s); more tokens go by chunks."""
+    check_causal("selective_scan", causal)
     before, k = state["ssm"], ops.shape(x)[1]
     real = arrived(k, valid)
     x, dt, b, c = (zero_outside(part, None if real is None else real[..., None]) for part in (x, dt, b, c))
@@ -166,17 +168,17 @@ def extend(state, x, dt, a, b, c, d, *, valid=None, chunk_size=16, channels=32, 
 
 
 def _one(before, x, dt, a, b, c, chunk_size, channels):
-    """Of a single token: `[b, 1, e]`, and the state `[b, s, e]`."""
+    """A single token: `[b, 1, e]`, and the state `[b, s, e]`."""
     after = ops.exp(dt * a) * before + b[:, 0, :, None] * (dt * x)
     return ops.sum(c[:, 0, :, None] * after, axis=1, keepdims=True), after
 
 
 def _more(before, x, dt, a, b, c, chunk_size, channels):
-    """Of k tokens: `[b, k, e]`, and the state after the last, `[b, s, e]`."""
+    """Several tokens: `[b, k, e]`, and the state after the last, `[b, s, e]`."""
 
     def group(before, x, dt, a):
         decay, added = ops.exp(dt[:, :, None] * a), b[..., None] * (dt * x)[:, :, None]
-        first = added[:, :1] + decay[:, :1] * before[:, None]  # the state before, as what the first token adds
+        first = added[:, :1] + decay[:, :1] * before[:, None]  # the state before enters with the first token
         h = over_tokens(decay, ops.concatenate([first, added[:, 1:]], axis=1), chunk_size)
         return ops.sum(c[..., None] * h, axis=2), h[:, -1]
 
@@ -190,7 +192,7 @@ def state_bytes(sizes, case, itemsize):
 
 
 def _flops(sizes, case):
-    """A token is added to the states, they are read, and it passes by them; decays are not counted."""
+    """A token enters the states, reads them, and has a skip connection. Decays are not counted."""
     del case
     return sizes["b"] * sizes["n"] * sizes["e"] * (4 * sizes["s"] + 2)
 

@@ -1,7 +1,7 @@
-"""Softmax attention to a window of tokens and to a few sums over the whole text, which the text itself weighs.
+"""Softmax attention to a window of tokens and to a few weighted sums over the text, which gives the weights.
 
-Source: Zhu et al., "Long-Short Transformer", arXiv:2107.02192, sections 3.1 to 3.3, of masked models. That of causal
-models is `long_short_causal`.
+Source: Zhu et al., "Long-Short Transformer", arXiv:2107.02192, sections 3.1 to 3.3, for masked models. The form for
+causal models is `transformer_ls_causal`.
 """
 
 from keras import ops
@@ -29,21 +29,21 @@ def transformer_ls_attention(
     chunk_size: int,
     padding_mask: Tensor | None = None,
 ) -> Tensor:
-    """out[i] = one softmax, of q[i] . key / sqrt(s), over the tokens of a window and r sums, for each head.
+    """out[i] = one softmax of q[i] . key / sqrt(s) over the tokens of a window and r sums, for each head.
 
-    The window of a block of c tokens is the block, the half block before it, and that after it. With P the softmax of
-    `scores` over the tokens, the sums' keys are norm(P^T k) and their values norm(P^T v): layer norms over all heads
-    together, which give them the size that tokens have.
+    The window of a block of c tokens is the block, half a block before it, and half a block after it. P is the softmax
+    of `scores` over the tokens. The sums have the keys norm(P^T k) and the values norm(P^T v). These layer norms are
+    taken over all heads together and give the sums the size of tokens.
 
     Args:
       q: Queries, `[b, n, h, s]`.
       k: Keys, `[b, n, h, s]`.
       v: Values, `[b, n, h, e]`.
-      scores: Of each token in each sum, `[b, n, h, r]`.
-      k_scale: `[h, s]`, what the norm of the keys multiplies by.
-      k_offset: `[h, s]`, what it adds.
-      v_scale: `[h, e]`, likewise of the values.
-      v_offset: `[h, e]`.
+      scores: Score of each token in each sum, `[b, n, h, r]`.
+      k_scale: Scale of the norm of keys, `[h, s]`.
+      k_offset: Offset of the norm of keys, `[h, s]`.
+      v_scale: Scale of the norm of values, `[h, e]`.
+      v_offset: Offset of the norm of values, `[h, e]`.
       chunk_size: c, even. Part of the model: changing it changes the function.
       padding_mask: `[b, n]`, True at real tokens.
 
@@ -54,7 +54,8 @@ def transformer_ls_attention(
       O(n (c + r) h (s + e)) multiply-adds, O(n (c + r) h) memory: linear in n.
 
     Precision:
-      P, sums by it and their norms in float32, P rounded to the dtype of `v` before; else as `softmax_attention`.
+      P, the sums and their norms are float32. P is rounded to the dtype of `v` before it sums. The rest is as in
+      `softmax_attention`.
     """
     shape = ops.shape(v)
     there = ops.ones(shape[:2], "bool") if padding_mask is None else padding_mask
@@ -71,11 +72,11 @@ def transformer_ls_attention(
 
 
 def sums(scores: Tensor, seen: Tensor | None, k: Tensor, v: Tensor, *norm: Tensor) -> tuple[Tensor, Tensor]:
-    """The keys and values of the sums of each segment, of those of its tokens that are seen.
+    """The keys and values of the sums of each segment, over its tokens that are `seen`.
 
     Args:
       scores: `[b, g, c, h, r]`.
-      seen: Bool `[b, g, c]`, b being 1 where all rows are alike; None for all tokens.
+      seen: Bool `[b, g, c]`, where b is 1 if all rows are alike; None for all tokens.
       k: `[b, g, c, h, s]`.
       v: `[b, g, c, h, e]`.
       *norm: `k_scale`, `k_offset`, `v_scale` and `v_offset`, as in `transformer_ls_attention`.
@@ -100,7 +101,7 @@ def _norm(x, scale, offset):
 
 
 def _window(x):
-    """`[b, g, c, ...]` -> `[b, g, 2c, ...]`: each block between the halves beside it, zeros beyond the ends."""
+    """`[b, g, c, ...]` -> `[b, g, 2c, ...]`: each block between its neighbours' halves, zeros beyond the ends."""
     half = x.shape[2] // 2
     rest = [[0, 0]] * (len(x.shape) - 2)
     before = ops.pad(x[:, :-1, half:], [[0, 0], [1, 0], *rest])

@@ -1,8 +1,8 @@
-"""Softmax attention to the tokens of two segments, and to a few sums over each segment before, which it weighs itself.
+"""Softmax attention to the tokens of two segments, and to a few weighted sums over each earlier segment.
 
-Source: Zhu et al., "Long-Short Transformer", arXiv:2107.02192, sections 3.1 to 3.3, of autoregressive models. Ours is
-that a segment of the sums is one of the window too, which is therefore of c + 1 to 2c tokens: the authors' code has
-short segments, and a window of one length for all tokens. Padding and documents are ours.
+Source: Zhu et al., "Long-Short Transformer", arXiv:2107.02192, sections 3.1 to 3.3, for autoregressive models. In our
+form, a segment of the sums is also a segment of the window, so the window has c + 1 to 2c tokens. The authors' code has
+short segments, and a window of one length for all tokens. Padding and documents are our definition.
 """
 
 from keras import ops
@@ -24,7 +24,7 @@ from kernels_xla.common.streaming import (
 )
 from kernels_xla.transformer_ls.attention import EPSILON, sums
 
-NEW = ("k", "v", "scores")  # kept of the tokens of the open segment
+NEW = ("k", "v", "scores")  # kept for the tokens of the open segment
 BEFORE = ("k_before", "v_before")
 SUMS = ("k_sum", "v_sum")
 
@@ -44,44 +44,44 @@ def transformer_ls_causal_attention(
     padding_mask: Tensor | None = None,
     segment_ids: Tensor | None = None,
 ) -> Tensor:
-    """out[i] = one softmax, of q[i] . key / sqrt(s), over the tokens of a window and the sums before, for each head.
+    """out[i] = one softmax of q[i] . key / sqrt(s) over the tokens of a window and the sums before, for each head.
 
     A segment is c tokens. The window of token i is its own segment up to i, and the segment before. Each segment has r
-    sums of its tokens, as `long_short` has of a text; token i sees those of all segments before its own.
+    sums of its tokens, as `transformer_ls` has of a text. Token i sees the sums of all segments before its own.
 
     Args:
       q: Queries, `[b, n, h, s]`.
       k: Keys, `[b, n, h, s]`.
       v: Values, `[b, n, h, e]`.
-      scores: Of each token in each sum of its segment, `[b, n, h, r]`.
-      k_scale: `[h, s]`, what the norm of the sums' keys multiplies by.
-      k_offset: `[h, s]`, what it adds.
-      v_scale: `[h, e]`, likewise of the values.
-      v_offset: `[h, e]`.
+      scores: Score of each token in each sum of its segment, `[b, n, h, r]`.
+      k_scale: Scale of the norm of the sums' keys, `[h, s]`.
+      k_offset: Offset of the norm of the sums' keys, `[h, s]`.
+      v_scale: Scale of the norm of the sums' values, `[h, e]`.
+      v_offset: Offset of the norm of the sums' values, `[h, e]`.
       chunk_size: c. Part of the model: changing it changes the function.
-      causal: True: `long_short` is the form that is not.
-      padding_mask: `[b, n]`, True at real tokens, of which alone sums are made.
-      segment_ids: `[b, n]`, 0 at padding, each document one run. A token sees its own document only: of a segment, the
-        sums of the tokens that are of it. What starts on a multiple of c gets what it gets alone.
+      causal: Must be True. `transformer_ls` is the form that is not causal.
+      padding_mask: `[b, n]`, True at real tokens. Sums cover real tokens only.
+      segment_ids: `[b, n]`, 0 at padding; each document is one run. A token sees its own document only. A sum covers
+        the segment's tokens of this document. A document that starts on a multiple of c gets the same result as alone.
 
     Returns:
       `[b, n, h, e]`, in the dtype of `v`; 0 at padding.
 
     Raises:
-      ValueError: It is not causal.
+      ValueError: `causal` is False.
 
     Cost:
       O(n (c + r n / c) h (s + e)) multiply-adds, O(n (c + r n / c) h) memory: between linear and quadratic in n.
 
     Precision:
-      Sums as `transformer_ls_attention`, else that of `joint_attention`.
+      Sums are as in `transformer_ls_attention`, the rest as in `joint_attention`.
     """
     _check(causal)
     n, c, ids = ops.shape(v)[1], chunk_size, documents(padding_mask, segment_ids)
     ids = fold(ops.ones((1, n), "int32") if ids is None else ids, c)  # [b, g, c], 0 where zeros fill the last segment
     q, k, v, scores = (fold(x, c) for x in (q, k, v, scores))
-    # A document runs from the end of one segment into the start of the next: what later ones can read of a segment is
-    # of its last document.
+    # A document continues from the end of one segment into the start of the next. Later segments can therefore read
+    # only the last document of a segment.
     last = edges(ids)[1]
     of_last = ops.logical_and(ids == last[..., None], ids > 0)
     far = (_flat(x) for x in sums(scores, of_last, k, v, k_scale, k_offset, v_scale, v_offset))
@@ -94,15 +94,15 @@ def transformer_ls_causal_attention(
 
 def _check(causal):
     if not causal:
-        raise ValueError("long_short_causal is causal by definition, and long_short is not: got causal=False")
+        raise ValueError("transformer_ls_causal needs causal=True, got False; transformer_ls is not causal")
 
 
 def _window(x, before=None):
-    """`[b, g, c, ...]` -> `[b, g, 2c, ...]`: each segment after the one before it, the first after `before`, or zeros.
+    """`[b, g, c, ...]` -> `[b, g, 2c, ...]`: each segment after the segment before it.
 
     Args:
       x: `[b, g, c, ...]`.
-      before: `[b, c, ...]`, or None.
+      before: The segment before the first, `[b, c, ...]`; None for zeros.
     """
     before = ops.zeros_like(x[:, :1]) if before is None else ops.cast(before, x.dtype)[:, None]
     return ops.concatenate([ops.concatenate([before, x[:, :-1]], axis=1), x], axis=2)
@@ -128,7 +128,7 @@ def transformer_ls_causal_attention_reference(
     padding_mask=None,
     segment_ids=None,
 ):
-    """All pairs with the window as a mask, beside the sums of every segment's last document."""
+    """All pairs with the window as a mask, and the sums over every segment's last document."""
     _check(causal)
     (b, n), ids = v.shape[:2], documents(padding_mask, segment_ids)
     ids = ops.ones((b, n), "int32") if ids is None else ids
@@ -156,12 +156,12 @@ def transformer_ls_causal_attention_reference(
 
 
 def initial_state(sizes, case, dtype):
-    """State before the first token, with room for `n` tokens a row, of which it keeps r n / c sums: a cache that grows.
+    """State before the first token, with room for `n` tokens a row. It keeps r n / c sums, so it grows with n.
 
     Returns:
-      `k [b, c, h, s]`, `v [b, c, h, e]` and `scores [b, c, h, r]`, of the open segment, and `k_before` and `v_before`,
-      of the one before, zero where no token has come; `k_sum [b, n / c, r, h, s]` and `v_sum [b, n / c, r, h, e]`, the
-      sums of the finished segments; `position [b]`, int32.
+      `k [b, c, h, s]`, `v [b, c, h, e]` and `scores [b, c, h, r]`: the open segment; `k_before` and `v_before`: the
+      segment before; free slots are zero. `k_sum [b, n / c, r, h, s]` and `v_sum [b, n / c, r, h, e]`: the sums of the
+      finished segments. `position [b]`, int32.
     """
     b, h, r, c = sizes["b"], sizes["h"], sizes["r"], case["chunk_size"]
     s, e, segments = sizes["s"], sizes["e"], -(-sizes["n"] // c)
@@ -172,7 +172,7 @@ def initial_state(sizes, case, dtype):
 
 
 def extend(state, q, k, v, scores, k_scale, k_offset, v_scale, v_offset, *, chunk_size, valid=None, causal=True):
-    """The next k tokens of each row, on the row's own grid of segments; one token costs O(c + r n / c)."""
+    """The next k tokens of each row, on the row's own grid of segments. One token costs O(c + r n / c)."""
     _check(causal)
     new, norm = {"k": k, "v": v, "scores": scores}, (k_scale, k_offset, v_scale, v_offset)
     if v.shape[1] == 1:
@@ -185,7 +185,7 @@ def extend(state, q, k, v, scores, k_scale, k_offset, v_scale, v_offset, *, chun
     q = fold(ops.cast(gather_tokens(q, slots - fill[:, None]), v.dtype), c)
     k, v, scores = (fold(ops.cast(grid[name], v.dtype), c) for name in NEW)
     made = sums(scores, fold(slots < until[:, None], c), k, v, *norm)
-    own = position // c  # the segment that is open
+    own = position // c  # the open segment
     cache = {name: append(state[name], x, own, until // c) for name, x in zip(SUMS, made, strict=True)}
     segment = own[:, None] + slots[:, ::c] // c  # [b, g]
     out = joint_attention(
@@ -203,13 +203,13 @@ def extend(state, q, k, v, scores, k_scale, k_offset, v_scale, v_offset, *, chun
 
 
 def _near(query, segment, c):
-    """Which tokens of a window are seen from positions `query [b, g, i]` in `segment [b, g]`: `[b, g, i, 2c]`."""
+    """Which tokens of a window the positions `query [b, g, i]` in `segment [b, g]` see: `[b, g, i, 2c]`."""
     key = (segment[..., None] - 1) * c + ops.arange(2 * c, dtype="int32")
     return ops.logical_and(attention_mask(None, None, query, key, True), (key >= 0)[:, :, None])
 
 
 def _far(segment, cache):
-    """Which sums of `cache [b, m, r, h, s]` are seen in `segment [b, g]`: `[b, g, m r]`."""
+    """Which sums of `cache [b, m, r, h, s]` the tokens of `segment [b, g]` see: `[b, g, m r]`."""
     m, r = cache.shape[1:3]
     return ops.arange(m * r, dtype="int32") // r < segment[..., None]
 
@@ -227,8 +227,8 @@ def _step(state, q, new, norm, c, valid):
         return (*emptied(full, k, v, scores), *before, *cache)
 
     kept = when_full(filled(position, after, c), close, *chunk, *(state[name] for name in (*BEFORE, *SUMS)))
-    # The token reads the cache after it was written, for which XLA would keep a copy of what it was before. What is new
-    # there are the sums of the token's own segment, which it does not see.
+    # The token reads the cache after the write. A read before it would make XLA keep a copy. The new entries are the
+    # sums of the token's own segment, which the token does not see.
     keys = [ops.cast(x, v.dtype) for x in (*near, *map(_flat, kept[-2:]))]
     seen = _near(position[:, None, None], segment, c), _far(segment, kept[-1])[:, :, None]
     out = joint_attention(q[:, None], *keys, *seen)
@@ -245,9 +245,9 @@ def _flops(sizes, case):
     n, c, r = sizes["n"], case["chunk_size"], sizes["r"]
     whole, rest = n // c, n % c
     before = max(n - c, 0)  # tokens that have a segment before their own
-    inside = whole * c * c + rest**2  # pairs, of which half are seen
-    far = r * (c * whole * (whole - 1) + 2 * rest * whole)  # twice those of tokens and sums
-    pairs_times_two = inside + 2 * before * c + far + 2 * n * r  # and what makes the sums
+    inside = whole * c * c + rest**2  # pairs; half of them are visible
+    far = r * (c * whole * (whole - 1) + 2 * rest * whole)  # twice the pairs of tokens and sums
+    pairs_times_two = inside + 2 * before * c + far + 2 * n * r  # 2 n r pairs make the sums
     return sizes["b"] * sizes["h"] * pairs_times_two * (sizes["s"] + sizes["e"])
 
 

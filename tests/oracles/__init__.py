@@ -1,7 +1,7 @@
-"""The formulas of the kernels in float64 NumPy, one token at a time. Shares no code or idea with kernels_xla.
+"""The formulas of the kernels in float64 NumPy, one token at a time. They share no code with kernels_xla.
 
-One file a kernel in `formulas`, named after it, whose last function is the formula. Arguments are named and shaped as
-the kernels' own. Outputs at padding are zero here, and mean nothing there.
+Each kernel has one file in `formulas`, named after it. The last function of the file is the formula. Its arguments have
+the names and shapes of the kernel's. Outputs at padding are zero here and have no meaning.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""What several formulas share."""
+"""Functions that several formulas share."""
 
 import numpy as np
 
@@ -40,7 +40,7 @@ def bias(a, b, i, keys):
 
 
 def texts(v, padding_mask):
-    """Yields every row that has real tokens as (row, where they stand)."""
+    """Yields every row with real tokens as (row, positions of the real tokens)."""
     real = np.ones(v.shape[:2], bool) if padding_mask is None else np.array(padding_mask, bool)
     for row in range(len(real)):
         if real[row].any():

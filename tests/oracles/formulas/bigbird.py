@@ -4,7 +4,7 @@ from tests.oracles.common import texts
 
 
 def bigbird(q, k, v, *, chunk_size, random_blocks, seed, padding_mask=None):
-    """Softmax over the tokens of the blocks beside, of both ends, and of the drawn ones; the ends see all."""
+    """Softmax over the tokens of i's block, its neighbours, both end blocks and drawn blocks. End blocks see all."""
     out = np.zeros(v.shape)
     drawn = np.random.default_rng(seed).integers(2**31 - 1, size=1024 * random_blocks)
     for row, own in texts(v, padding_mask):

@@ -4,7 +4,7 @@ from tests.oracles.common import queries
 
 
 def combiner_axial(q, k, v, k_sum, v_sum, *, chunk_size, causal=False, padding_mask=None, segment_ids=None):
-    """Softmax over the own chunk's tokens and the own column's summaries in other chunks, if causal earlier ones."""
+    """Softmax over the tokens of i's chunk and its column's summaries in other chunks; if causal, in earlier chunks."""
     out = np.zeros(v.shape)
     for row, i, own in queries(v, padding_mask, segment_ids):
         before = [j for j in own if j <= i] if causal else own

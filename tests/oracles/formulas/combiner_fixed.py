@@ -9,9 +9,9 @@ def attended(query, keys, values):
 
 
 def combiner_fixed(q, k, v, *, chunk_size, causal=False, padding_mask=None, segment_ids=None):
-    """Softmax over the own chunk's tokens and one key and value of each other chunk, if causal of each earlier one.
+    """Softmax over the tokens of i's chunk and one key and value for each other chunk; if causal, each earlier chunk.
 
-    Those are of the own document's tokens there: their highest key, and what their highest query attends to.
+    These cover the tokens of i's document: their maximal key, and the result of attention with their maximal query.
     """
     out = np.zeros(v.shape)
     for row, i, own in queries(v, padding_mask, segment_ids):

@@ -4,7 +4,7 @@ from tests.oracles.common import queries
 
 
 def diag_attention(q, k, v, *, chunk_size, causal=False, weights="softmax", padding_mask=None, segment_ids=None):
-    """Over the own block's tokens of the own document: `softmax_attention`, or Σ_j relu(q_i·k_j/√s) v_j."""
+    """Over the tokens of i's document in i's block: `softmax_attention`, or Σ_j relu(q_i·k_j/√s) v_j."""
     out = np.zeros(v.shape)
     for row, i, own in queries(v, padding_mask, segment_ids):
         keys = [j for j in own if j // chunk_size == i // chunk_size and (j <= i or not causal)]

@@ -20,10 +20,10 @@ def flash(
     padding_mask=None,
     segment_ids=None,
 ):
-    """`gau` among the own document's tokens of the own chunk, plus Σ_j (q_lin_i·k_lin_j)/N · v_j across chunks.
+    """`gau` over the tokens of i's document in i's chunk, plus Σ_j (q_lin_i·k_lin_j)/N · v_j across chunks.
 
-    The second sum takes the N tokens of the document in earlier chunks if causal, and all its N tokens otherwise. If
-    overlapping, the first takes those of the chunk before as well, and its divisor is that of two chunks. A sum without
+    If causal, the second sum takes the N tokens of the document in earlier chunks, else all its N tokens. If
+    overlapping, the first sum also takes the chunk before, and it divides by the size of two chunks. A sum without
     queries is left out. The first token of each chunk, or of each text that starts a chunk, may receive the softmax of
     its `gau` scores over its whole document instead.
     """

@@ -20,10 +20,11 @@ def flash_weighted(
     padding_mask=None,
     segment_ids=None,
 ):
-    """`gau` inside the own chunk, and of each chunk h seen A_h times the mean over it of (q_lin_i·k_lin_j) v_j.
+    """`gau` inside i's chunk, plus for each visible chunk h A_h times the mean over h of (q_lin_i·k_lin_j) v_j.
 
-    A_h ∝ N_h exp(q̄·k̄_h/√s), k̄_h the mean of sum_k over the document's N_h tokens there. If causal, the chunks before
-    are seen, and q̄ is the mean of sum_q over the one just before; otherwise all chunks, and q̄ is of the own one.
+    A_h ∝ N_h exp(q̄·k̄_h/√s). k̄_h is the mean of sum_k over the document's N_h tokens in chunk h. If causal, the
+    earlier chunks are visible, and q̄ is the mean of sum_q over the chunk just before. Otherwise all chunks are
+    visible, and q̄ is the mean over i's chunk.
     """
     out, width = np.zeros(v.shape), quad_q.shape[-1]
     for row, i, own in queries(v, padding_mask, segment_ids):

@@ -15,7 +15,7 @@ def gla(
     padding_mask=None,
     segment_ids=None,
 ):
-    """S_i = (exp a_i ⊗ exp b_i) * S_{i-1} + k_i v_iᵀ over the real tokens of a document, read by q_i."""
+    """S_i = (exp a_i ⊗ exp b_i) * S_{i-1} + k_i v_iᵀ over the real tokens of a document. q_i reads S_i."""
     a = np.zeros(k.shape) if log_decay is None else log_decay
     b = np.zeros(v.shape) if value_log_decay is None else value_log_decay
     out, state = np.zeros(v.shape), np.zeros([v.shape[2], k.shape[-1], v.shape[-1]])

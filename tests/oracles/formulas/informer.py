@@ -4,7 +4,7 @@ from tests.oracles.common import texts
 
 
 def informer(q, k, v, *, queries, seed, padding_mask=None):
-    """Softmax attention of the tokens that stand out most over a sample of keys; the mean value for the others."""
+    """Softmax attention for the tokens whose scores over a sample of keys stand out most; the mean value for others."""
     out, drawn = np.zeros(v.shape), np.random.default_rng(seed).integers(2**31 - 1, size=queries)
     for row, own in texts(v, padding_mask):
         for head in range(v.shape[2]):

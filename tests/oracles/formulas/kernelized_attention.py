@@ -4,7 +4,7 @@ from tests.oracles.common import queries
 
 
 def kernelized_attention(q, k, v, *, padding_mask=None, segment_ids=None):
-    """Σ_j exp(-|q_i - k_j|² / (2√s)) v_j over the own document."""
+    """Σ_j exp(-|q_i - k_j|² / (2√s)) v_j over the tokens of i's document."""
     out = np.zeros(v.shape)
     for row, i, own in queries(v, padding_mask, segment_ids):
         for head in range(v.shape[2]):

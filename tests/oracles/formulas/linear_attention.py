@@ -6,7 +6,7 @@ from tests.oracles.common import queries
 def linear_attention(
     q, k, v, *, chunk_size=None, form=None, causal=False, normalized=False, padding_mask=None, segment_ids=None
 ):
-    """Σ_j (q_i·k_j) v_j, as the state Σ_j k_j v_jᵀ read by q_i; normalized, over Σ_j q_i·k_j."""
+    """Σ_j (q_i·k_j) v_j, from the state Σ_j k_j v_jᵀ; if normalized, divided by Σ_j q_i·k_j."""
     out = np.zeros(v.shape)
     for row, i, own in queries(v, padding_mask, segment_ids):
         keys = [j for j in own if j <= i] if causal else own

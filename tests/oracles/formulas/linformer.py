@@ -4,7 +4,7 @@ from tests.oracles.common import texts
 
 
 def linformer(q, k, v, projection, *, padding_mask=None):
-    """softmax(q (E k) / √s) (E v), with the columns of E where the text's tokens stand."""
+    """softmax(q (E k) / √s) (E v), with the columns of E at the positions of real tokens."""
     out = np.zeros(v.shape)
     for row, own in texts(v, padding_mask):
         for head in range(v.shape[2]):

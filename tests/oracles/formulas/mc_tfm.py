@@ -4,9 +4,9 @@ from tests.oracles.common import queries
 
 
 def mc_tfm(q, k, v, lin_q, lin_k, *, chunk_size, causal=False, padding_mask=None, segment_ids=None):
-    """Softmax among the own document's tokens of the own chunk, plus Σ_j (q_lin_i·k_lin_j)/N · v_j across chunks.
+    """Softmax over the tokens of i's document in i's chunk, plus Σ_j (q_lin_i·k_lin_j)/N · v_j across chunks.
 
-    The second sum takes the N tokens of the document in earlier chunks if causal, and all its N tokens otherwise.
+    If causal, the second sum takes the N tokens of the document in earlier chunks, else all its N tokens.
     """
     out = np.zeros(v.shape)
     for row, i, own in queries(v, padding_mask, segment_ids):

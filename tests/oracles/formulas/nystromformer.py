@@ -8,7 +8,7 @@ def softmax(scores):
 
 
 def nystromformer(q, k, v, *, landmarks, padding_mask=None):
-    """softmax(q K) inverse(softmax(Q K)) softmax(Q k) v, Q and K being means over segments of the text's tokens."""
+    """softmax(q K) inverse(softmax(Q K)) softmax(Q k) v. Q and K are means over segments of the real tokens."""
     out = np.zeros(v.shape)
     for row, own in texts(v, padding_mask):
         # Token a of m starts segment t where a reaches t·m / landmarks.

@@ -2,7 +2,7 @@ import numpy as np
 
 
 def random_features(x, directions, *, query=False):
-    """exp(w·x′ - |x′|²/2) of every row w of `directions [r, s]`, x′ = x/⁴√s; a query's over its largest, times 10⁶."""
+    """exp(w·x′ - |x′|²/2) of every row w of `directions [r, s]`, x′ = x/⁴√s. A query's: 10⁶ · it / its largest."""
     out = np.zeros([*x.shape[:3], len(directions)])
     for at in np.ndindex(x.shape[:3]):
         short = x[at] / x.shape[-1] ** 0.25

@@ -4,7 +4,7 @@ from tests.oracles.common import texts
 
 
 def reformer(q, v, *, chunk_size, buckets, rounds, seed, padding_mask=None):
-    """Softmax to the others of two chunks of the text sorted by bucket; rounds weigh as much as their exponentials."""
+    """Softmax over the other tokens of two chunks of the text sorted by bucket. All rounds share one normaliser."""
     out = np.zeros(v.shape)
     drawn = np.random.default_rng(seed).normal(size=(q.shape[-1], rounds, buckets // 2))
     for row, own in texts(v, padding_mask):
@@ -22,7 +22,7 @@ def reformer(q, v, *, chunk_size, buckets, rounds, seed, padding_mask=None):
                     weights = np.exp(keys[beside] @ x[i])
                     above[i] += weights @ y[beside]
                     below[i] += weights.sum()
-                    if len(own) == 1:  # there is no other
+                    if len(own) == 1:  # there is no other token
                         above[i], below[i] = y[i], 1
             out[row, own, head] = above / below
     return out

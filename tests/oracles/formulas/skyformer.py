@@ -9,7 +9,7 @@ def kernel(x, y):
 
 
 def skyformer(q, k, v, *, landmarks, seed, padding_mask=None):
-    """K(q, S) (K(S, S) + 0.1)⁻¹ K(S, k) v, S being drawn from the text's queries and keys."""
+    """K(q, S) (K(S, S) + 0.1)⁻¹ K(S, k) v. S is drawn from the text's queries and keys."""
     out, drawn = np.zeros(v.shape), np.random.default_rng(seed).integers(2**31 - 1, size=landmarks)
     for row, own in texts(v, padding_mask):
         for head in range(v.shape[2]):

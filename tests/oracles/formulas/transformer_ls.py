@@ -9,7 +9,7 @@ def normalised(x, scale, offset):
 
 
 def transformer_ls(q, k, v, scores, k_scale, k_offset, v_scale, v_offset, *, chunk_size, padding_mask=None):
-    """One softmax over a window's tokens and normalised sums over the text, each weighted by a softmax of its own."""
+    """One softmax over a window's tokens and normalised sums over the text. Each sum has softmax weights."""
     out = np.zeros(v.shape)
     for row, own in texts(v, padding_mask):
         weights = np.exp(scores[row, own]) / np.exp(scores[row, own]).sum(axis=0)  # [n, h, r]

@@ -23,9 +23,9 @@ def transformer_ls_causal(
     padding_mask=None,
     segment_ids=None,
 ):
-    """One softmax over the own segment so far, the segment before, and each earlier segment's normalised sums.
+    """One softmax over i's segment up to i, the segment before, and each earlier segment's normalised sums.
 
-    A sum is of the own document's tokens in its segment, weighted by their softmax.
+    A sum covers the segment's tokens of i's document. A softmax of their scores gives the weights.
     """
     assert causal
     out = np.zeros(v.shape)
