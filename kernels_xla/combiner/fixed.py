@@ -80,7 +80,7 @@ def combiner_fixed_attention(
 
 
 def _sides(ids, causal, packed):
-    """The summaries of each chunk: over which tokens, of which document, and for which chunks, as an order of (m, g).
+    """The summaries of each chunk: their tokens, their document, and their readers as an order of (m, g).
 
     A document continues from the end of one chunk into the start of the next. Later chunks can therefore read only the
     last document of a chunk, and earlier chunks only its first.
