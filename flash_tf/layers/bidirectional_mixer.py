@@ -5,6 +5,7 @@ from typing import Any
 from keras import ops
 
 from flash_tf.layers.linear_mixer import LinearMixer
+from flash_tf.layers.masking import zero_padding
 from kernels_xla.common.spec import Tensor
 
 
@@ -57,7 +58,9 @@ class BidirectionalMixer(LinearMixer):
         segment_ids: Tensor | None = None,
         positions: Tensor | None = None,
         training: bool | None = None,
+        mask: Tensor | None = None,
     ) -> Tensor:
+        x, padding_mask = zero_padding(x, padding_mask, segment_ids, mask)
         masks = {"padding_mask": padding_mask}
         if segment_ids is not None:
             if not (self.packs or self.causal):

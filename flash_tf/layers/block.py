@@ -5,6 +5,7 @@ from typing import Any, Self
 
 import keras
 
+from flash_tf.layers.masking import zero_padding
 from flash_tf.layers.remat import remat
 from flash_tf.layers.scale_norm import ScaleNorm
 from flash_tf.layers.simple_rms_norm import SimpleRMSNorm
@@ -89,7 +90,9 @@ class ResidualBlock(keras.layers.Layer):
         positions: Tensor | None = None,
         prefix_mask: Tensor | None = None,
         training: bool | None = None,
+        mask: Tensor | None = None,
     ) -> Tensor:
+        x, padding_mask = zero_padding(x, padding_mask, segment_ids, mask)
         given = {"padding_mask": padding_mask, "segment_ids": segment_ids, "positions": positions}
         given |= {} if prefix_mask is None else {"prefix_mask": prefix_mask}
         branch = lambda x: self.inner(self.norm(x), **given, training=training)  # noqa: E731

@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from flash_tf.layers.common import options, parts_of, projection
+from flash_tf.layers.masking import zero_padding
 from flash_tf.layers.offset_scale import OffsetScale
 from kernels_xla.common.spec import Tensor
 from kernels_xla.gau_cross import gau_cross_attention
@@ -68,7 +69,10 @@ class CrossGatedAttention(keras.layers.Layer):
         padding_mask: Tensor | None = None,
         memory_mask: Tensor | None = None,
         training: bool | None = None,
+        x_mask: Tensor | None = None,
     ) -> Tensor:
+        x, _ = zero_padding(x, padding_mask, mask=x_mask)
+        memory, memory_mask = zero_padding(memory, memory_mask)
         widths = [self.expansion * self.width, self.key_dim]
         u, z = parts_of(self.query_projection, x, widths, ops.silu)
         v, z_memory = parts_of(self.memory_projection, memory, widths, ops.silu)

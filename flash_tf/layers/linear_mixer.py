@@ -5,6 +5,7 @@ from keras import ops
 from flash_tf.layers.common import parts_of, projection
 from flash_tf.layers.kernel_mixer import KernelMixer
 from flash_tf.layers.lrpe import LRPE
+from flash_tf.layers.masking import zero_padding
 from flash_tf.layers.positions import token_positions
 from flash_tf.layers.streaming import check_streams, next_positions
 from kernels_xla.common.spec import State, Tensor
@@ -31,7 +32,9 @@ class LinearMixer(KernelMixer):
         segment_ids: Tensor | None = None,
         positions: Tensor | None = None,
         training: bool | None = None,
+        mask: Tensor | None = None,
     ) -> Tensor:
+        x, padding_mask = zero_padding(x, padding_mask, segment_ids, mask)
         positions = token_positions(x, segment_ids) if positions is None else positions
         inputs, rest = self.enter(x, positions)
         out = self.spec.fast(**inputs, **self.case, padding_mask=padding_mask, segment_ids=segment_ids)

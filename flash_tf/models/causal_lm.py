@@ -27,7 +27,7 @@ class CausalLM(LanguageModel):
 
     Call arguments:
       token_ids: Integers `[b, n]`, or a dictionary of all call arguments, as `fit` passes it.
-      padding_mask: Bool `[b, n]`, True at real tokens.
+      padding_mask: Bool `[b, n]`, True at real tokens; by default Keras' own mask of the ids, if there is one.
       segment_ids: Integers `[b, n]`, 0 at padding, one number a packed document.
       positions: Integers `[b, n]` or `[1, n]`.
       prefix_mask: Bool `[b, n]`, True at tokens of a prefix, which all tokens of their text see, earlier ones too; for
@@ -53,7 +53,9 @@ class CausalLM(LanguageModel):
         positions: Tensor | None = None,
         prefix_mask: Tensor | None = None,
         training: bool | None = None,
+        mask: Tensor | None = None,
     ) -> Tensor:
+        padding_mask = mask if padding_mask is None else padding_mask
         masks = {"padding_mask": padding_mask, "segment_ids": segment_ids, "positions": positions}
         masks["prefix_mask"] = prefix_mask
         return self.head(self.encode(**unpack(token_ids, masks), training=training))

@@ -67,7 +67,9 @@ class Classifier(LanguageModel):
         padding_mask: Tensor | None = None,
         positions: Tensor | None = None,
         training: bool | None = None,
+        mask: Tensor | None = None,
     ) -> Tensor:
+        padding_mask = mask if padding_mask is None else padding_mask
         given = unpack(token_ids, {"padding_mask": padding_mask, "positions": positions})
         return self.outer(self.inner(self.mean(**given, training=training)))
 

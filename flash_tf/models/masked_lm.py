@@ -18,7 +18,7 @@ class MaskedLM(LanguageModel):
     Call arguments:
       token_ids: Integers `[b, n]`, or a dictionary of all call arguments, as `fit` passes it.
       masked_positions: Integers `[b, k]`, where to run the head; None for everywhere.
-      padding_mask: Bool `[b, n]`, True at real tokens.
+      padding_mask: Bool `[b, n]`, True at real tokens; by default Keras' own mask of the ids, if there is one.
       segment_ids: Integers `[b, n]`, 0 at padding, one number a packed document.
       positions: Integers `[b, n]` or `[1, n]`.
 
@@ -42,7 +42,9 @@ class MaskedLM(LanguageModel):
         segment_ids: Tensor | None = None,
         positions: Tensor | None = None,
         training: bool | None = None,
+        mask: Tensor | None = None,
     ) -> Tensor:
+        padding_mask = mask if padding_mask is None else padding_mask
         masks = {"padding_mask": padding_mask, "segment_ids": segment_ids, "positions": positions}
         given = unpack(token_ids, {"masked_positions": masked_positions, **masks})
         return self.head(self.encode(**given, training=training))

@@ -40,7 +40,9 @@ class Matcher(Classifier):
         padding_mask: Tensor | None = None,
         positions: Tensor | None = None,
         training: bool | None = None,
+        mask: Tensor | None = None,
     ) -> Tensor:
+        padding_mask = mask if padding_mask is None else padding_mask
         given = unpack(token_ids, {"padding_mask": padding_mask, "positions": positions})
         ids = given["token_ids"]
         if len(ids.shape) != 3 or ids.shape[1] != 2:

@@ -7,6 +7,7 @@ from keras import ops
 
 from flash_tf.layers.common import projection
 from flash_tf.layers.linear_mixer import LinearMixer
+from flash_tf.layers.masking import zero_padding
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero, token_positions
 from flash_tf.layers.streaming import check_streams, next_positions
@@ -49,7 +50,7 @@ class Combiner(LinearMixer):
 
     Call arguments:
       x: Float tensor `[b, n, d]`.
-      padding_mask: Bool `[b, n]`, True at real tokens.
+      padding_mask: Bool `[b, n]`, True at real tokens; by default Keras' own mask of `x`, if there is one.
       segment_ids: Integers `[b, n]`, 0 at padding, one number a packed document.
       positions: Integers `[b, n]` or `[1, n]`.
 
@@ -122,7 +123,9 @@ class Combiner(LinearMixer):
         segment_ids: Tensor | None = None,
         positions: Tensor | None = None,
         training: bool | None = None,
+        mask: Tensor | None = None,
     ) -> Tensor:
+        x, padding_mask = zero_padding(x, padding_mask, segment_ids, mask)
         positions = token_positions(x, segment_ids) if positions is None else positions
         masks = {"padding_mask": padding_mask, "segment_ids": segment_ids, "offset": runtime_zero(positions)}
         inputs, _ = self.enter(x, positions)

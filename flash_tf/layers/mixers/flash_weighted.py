@@ -6,6 +6,7 @@ import keras
 
 from flash_tf.layers import gated_unit
 from flash_tf.layers.kernel_mixer import KernelMixer
+from flash_tf.layers.masking import zero_padding
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero, token_positions
 from kernels_xla.common.spec import State, Tensor
@@ -36,7 +37,7 @@ class WeightedChunks(KernelMixer):
 
     Call arguments:
       x: Float tensor `[b, n, d]`, any n.
-      padding_mask: Bool `[b, n]`, True at real tokens.
+      padding_mask: Bool `[b, n]`, True at real tokens; by default Keras' own mask of `x`, if there is one.
       segment_ids: Integers `[b, n]`, 0 at padding, one number a packed document.
       positions: Integers `[b, n]` or `[1, n]`.
 
@@ -84,7 +85,9 @@ class WeightedChunks(KernelMixer):
         segment_ids: Tensor | None = None,
         positions: Tensor | None = None,
         training: bool | None = None,
+        mask: Tensor | None = None,
     ) -> Tensor:
+        x, padding_mask = zero_padding(x, padding_mask, segment_ids, mask)
         positions = token_positions(x, segment_ids) if positions is None else positions
         u, v, z = gated_unit.project(self, x, gated_unit.chunked_shapes(self, x))
         heads = gated_unit.rotated(self, self.offset_scale(z), positions)

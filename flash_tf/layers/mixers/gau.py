@@ -5,6 +5,7 @@ from keras import ops
 
 from flash_tf.layers import gated_unit
 from flash_tf.layers.kernel_mixer import KernelMixer
+from flash_tf.layers.masking import zero_padding
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero, token_positions
 from flash_tf.layers.streaming import check_streams, next_positions
@@ -35,7 +36,7 @@ class GatedAttentionUnit(KernelMixer):
 
     Call arguments:
       x: Float tensor `[b, n, d]`.
-      padding_mask: Bool `[b, n]`, True at real tokens.
+      padding_mask: Bool `[b, n]`, True at real tokens; by default Keras' own mask of `x`, if there is one.
       segment_ids: Integers `[b, n]`, 0 at padding, one number a packed document.
       positions: Integers `[b, n]` or `[1, n]`.
       prefix_mask: Bool `[b, n]`, True at the tokens of a prefix. All tokens of their document see them, even if causal
@@ -100,7 +101,9 @@ class GatedAttentionUnit(KernelMixer):
         positions: Tensor | None = None,
         prefix_mask: Tensor | None = None,
         training: bool | None = None,
+        mask: Tensor | None = None,
     ) -> Tensor:
+        x, padding_mask = zero_padding(x, padding_mask, segment_ids, mask)
         positions = token_positions(x, segment_ids) if positions is None else positions
         u, v, z = gated_unit.project(self, x)
         q, k = self._rotated(z, positions)

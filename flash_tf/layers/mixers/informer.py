@@ -26,7 +26,7 @@ class Informer(BidirectionalMixer):
 
     Call arguments:
       x: Float tensor `[b, n, d]`.
-      padding_mask: Bool `[b, n]`, True at real tokens.
+      padding_mask: Bool `[b, n]`, True at real tokens; by default Keras' own mask of `x`, if there is one.
       segment_ids: Must be None: a row is one text.
       positions: Ignored: the layer has no position embedding.
 

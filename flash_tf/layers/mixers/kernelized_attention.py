@@ -22,7 +22,7 @@ class KernelizedAttention(BidirectionalMixer):
 
     Call arguments:
       x: Float tensor `[b, n, d]`.
-      padding_mask: Bool `[b, n]`, True at real tokens.
+      padding_mask: Bool `[b, n]`, True at real tokens; by default Keras' own mask of `x`, if there is one.
       segment_ids: Integers `[b, n]`, 0 at padding, one number a packed document.
       positions: Ignored: the layer has no position embedding.
 

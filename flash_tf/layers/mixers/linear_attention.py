@@ -68,7 +68,7 @@ class LinearAttention(LinearMixer):
 
     Call arguments:
       x: Float tensor `[b, n, d]`; n is at most `cosine_length`, if there is one.
-      padding_mask: Bool `[b, n]`, True at real tokens.
+      padding_mask: Bool `[b, n]`, True at real tokens; by default Keras' own mask of `x`, if there is one.
       segment_ids: Integers `[b, n]`, 0 at padding, one number a packed document.
       positions: Integers `[b, n]` or `[1, n]`.
 
@@ -158,11 +158,12 @@ class LinearAttention(LinearMixer):
         segment_ids: Tensor | None = None,
         positions: Tensor | None = None,
         training: bool | None = None,
+        mask: Tensor | None = None,
     ) -> Tensor:
         n, most = x.shape[1], self.cosine_length
         if most is not None and n is not None and n > most:
             raise ValueError(f"LinearAttention needs texts of at most cosine_length={most} tokens, got {n}")
-        return super().call(x, padding_mask, segment_ids, positions, training)
+        return super().call(x, padding_mask, segment_ids, positions, training, mask)
 
     def enter(self, x: Tensor, positions: Tensor) -> tuple[dict[str, Tensor], list[Tensor]]:
         q, k, v = self.heads_of(x)

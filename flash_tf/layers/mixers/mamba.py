@@ -6,6 +6,7 @@ from keras import ops
 
 from flash_tf.layers.common import normal
 from flash_tf.layers.linear_mixer import LinearMixer, check_causal
+from flash_tf.layers.masking import zero_padding
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.streaming import check_capacity, check_streams
 from kernels_xla.common.spec import KernelSpec, State, Tensor
@@ -37,7 +38,7 @@ class Mamba(LinearMixer):
 
     Call arguments:
       x: Float tensor `[b, n, d]`.
-      padding_mask: Bool `[b, n]`, True at real tokens.
+      padding_mask: Bool `[b, n]`, True at real tokens; by default Keras' own mask of `x`, if there is one.
       segment_ids: Integers `[b, n]`, 0 at padding, one number a packed document.
       positions: Ignored: the decays carry all position information.
 
@@ -132,7 +133,9 @@ class Mamba(LinearMixer):
         segment_ids: Tensor | None = None,
         positions: Tensor | None = None,
         training: bool | None = None,
+        mask: Tensor | None = None,
     ) -> Tensor:
+        x, padding_mask = zero_padding(x, padding_mask, segment_ids, mask)
         masked = {"padding_mask": padding_mask, "segment_ids": segment_ids}
         x, z = ops.split(self.in_projection(x), 2, axis=-1)
         inputs, _ = self.enter(convolution.convolution(x, self.conv_weights, self.conv_bias, **masked), positions)

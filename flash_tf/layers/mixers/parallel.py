@@ -7,6 +7,7 @@ import keras
 
 from flash_tf import renamed
 from flash_tf.layers.common import options
+from flash_tf.layers.masking import padding_of
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.streaming import check_capacity, check_streams, joined, split
 from kernels_xla.common.spec import State, Tensor
@@ -28,7 +29,7 @@ class Parallel(keras.layers.Layer):
 
     Call arguments:
       x: Float tensor `[b, n, d]`.
-      padding_mask: Bool `[b, n]`, True at real tokens.
+      padding_mask: Bool `[b, n]`, True at real tokens; by default Keras' own mask of `x`, if there is one.
       segment_ids: Integers `[b, n]`, 0 at padding, one number a packed document.
       positions: Integers `[b, n]` or `[1, n]`.
 
@@ -67,7 +68,9 @@ class Parallel(keras.layers.Layer):
         segment_ids: Tensor | None = None,
         positions: Tensor | None = None,
         training: bool | None = None,
+        mask: Tensor | None = None,
     ) -> Tensor:
+        padding_mask = padding_of(x, padding_mask, mask)
         masks = {"padding_mask": padding_mask, "segment_ids": segment_ids, "positions": positions}
         return sum(part(x, **masks, training=training) for part in self.parts)
 

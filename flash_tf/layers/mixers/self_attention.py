@@ -5,6 +5,7 @@ from keras import ops
 
 from flash_tf.layers.common import parts_of, projection
 from flash_tf.layers.kernel_mixer import KernelMixer
+from flash_tf.layers.masking import zero_padding
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero, token_positions
 from flash_tf.layers.streaming import check_streams, next_positions
@@ -35,7 +36,7 @@ class MultiHeadSelfAttention(KernelMixer):
 
     Call arguments:
       x: Float tensor `[b, n, d]`.
-      padding_mask: Bool `[b, n]`, True at real tokens.
+      padding_mask: Bool `[b, n]`, True at real tokens; by default Keras' own mask of `x`, if there is one.
       segment_ids: Integers `[b, n]`, 0 at padding, one number a packed document.
       positions: Integers `[b, n]` or `[1, n]`.
 
@@ -89,7 +90,9 @@ class MultiHeadSelfAttention(KernelMixer):
         segment_ids: Tensor | None = None,
         positions: Tensor | None = None,
         training: bool | None = None,
+        mask: Tensor | None = None,
     ) -> Tensor:
+        x, padding_mask = zero_padding(x, padding_mask, segment_ids, mask)
         positions = token_positions(x, segment_ids) if positions is None else positions
         attend = softmax.softmax_attention if self.kernel == "softmax" else gau_attention
         q, k, v, *gate = self._project(x, positions)

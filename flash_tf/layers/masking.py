@@ -1,0 +1,45 @@
+"""Padding of attention layers: where the mask comes from, and how padding is kept out of everything."""
+
+from keras import ops
+from keras.src.backend import get_keras_mask  # Keras passes `mask` only to a call with a single tensor
+
+from kernels_xla.common.masks import documents, zero_outside
+from kernels_xla.common.spec import Tensor
+
+
+def padding_of(x: Tensor, padding_mask: Tensor | None, mask: Tensor | None) -> Tensor | None:
+    """The padding mask of `x`: `padding_mask` if given, else Keras' mask; None if there is neither.
+
+    Args:
+      x: `[b, n, ...]`, which may carry a mask of `keras.layers.Embedding(mask_zero=True)` or `keras.layers.Masking`.
+      padding_mask: Bool `[b, n]`, True at real tokens; or None.
+      mask: The `mask` argument that Keras passes to a layer's call; or None.
+
+    Returns:
+      Bool `[b, n]` or None.
+    """
+    if padding_mask is not None:
+        return padding_mask
+    return get_keras_mask(x) if mask is None else mask
+
+
+def zero_padding(
+    x: Tensor, padding_mask: Tensor | None, segment_ids: Tensor | None = None, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """`x` with zeros at padding, and its padding mask.
+
+    A masked weight of 0 does not remove a NaN: 0 x NaN is NaN, in the output and in gradients. Zeros at the entrance
+    keep whatever stands at padding out of every product.
+
+    Args:
+      x: `[b, n, d]`.
+      padding_mask: See `padding_of`.
+      segment_ids: Integers `[b, n]`, 0 at padding; or None.
+      mask: See `padding_of`.
+
+    Returns:
+      `[b, n, d]`, and bool `[b, n]` or None.
+    """
+    padding_mask = padding_of(x, padding_mask, mask)
+    ids = documents(padding_mask, segment_ids)
+    return (x if ids is None else zero_outside(x, ops.expand_dims(ids > 0, -1))), padding_mask
