@@ -15,12 +15,13 @@ ON_JAX := KERAS_BACKEND=jax JAX_ENABLE_X64=1 XLA_FLAGS="--xla_cpu_use_fusion_emi
 	--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 MASKED_CODE := scripts/masked_code.txt
 
-.PHONY: help quickstart lint test test-all docs tpu-check clean
+.PHONY: help quickstart lint test test-all test-faults docs tpu-check clean
 
 help:
 	@echo "make quickstart   install, train a small FLASH on this Python's standard library, evaluate it, fill a mask"
 	@echo "make test         install, then ruff, import-linter and the tests of every part: ten minutes on two cores"
 	@echo "make test-all     all tests: every option and config, exports, notebooks, compilers for TPUs, several processes"
+	@echo "make test-faults  plant small faults in a copy, one at a time, and name the test that catches each"
 	@echo "make docs         install, then build the documentation into site/; a warning is an error"
 	@echo "make tpu-check    install what a Cloud TPU VM runs into $(TPU_VENV), and try every config's step against a TPU's operators"
 	@echo "make clean        remove $(VENV) and $(TPU_VENV); runs/ stays"
@@ -53,6 +54,9 @@ test-all: lint
 	@$(PYTEST) -m "full or not full" tests --ignore=tests/contracts
 	@$(ON_JAX) $(PYTEST) -m "not one_backend" $(LARGEST)
 	@$(ON_JAX) $(PYTEST) -m "not one_backend" $(filter-out $(LARGEST),$(ALSO_ON_JAX))
+
+test-faults: $(VENV)/.installed-dev
+	@$(BIN)/python tests/planted_faults.py --write docs/planted_faults.md
 
 docs: $(VENV)/.installed-dev
 	@$(BIN)/mkdocs build --strict

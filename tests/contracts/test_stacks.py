@@ -44,7 +44,7 @@ def test_mixers_share_the_blocks_in_their_order(mixer, want):
 
 
 def test_a_model_is_called_by_all_its_mixers():
-    assert mixer_name([CHUNKED, QUADRATIC, CHUNKED]) == "mixed_chunk, quadratic"
+    assert mixer_name([CHUNKED, QUADRATIC, CHUNKED]) == "flash, gau"
     assert mixer_name(CHUNKED) == "flash"
 
 

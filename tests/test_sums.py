@@ -1,0 +1,43 @@
+"""Sums that kernels share: over more chunks than one product takes, and of bfloat16."""
+
+import numpy as np
+import pytest
+from keras import ops
+
+from kernels_xla.common import accumulate
+from kernels_xla.common.chunking import GROUP, sum_of_earlier, sum_of_later
+from tests.backends import to_numpy
+from tests.numerics import FLOAT32, relative_error
+
+CHUNKS = 2 * GROUP + 9
+
+
+@pytest.fixture(scope="module")
+def documents():
+    """The first and the last document of each chunk: documents of 1 to 200 chunks, that begin amid one."""
+    rng = np.random.default_rng(0)
+    rows = [np.repeat(np.arange(1, CHUNKS + 1), rng.integers(1, 400, CHUNKS))[: 2 * CHUNKS] for _ in range(2)]
+    return np.stack([row[0::2] for row in rows]), np.stack([row[1::2] for row in rows])
+
+
+def test_a_chunk_reads_the_earlier_and_the_later_ones_of_its_own_document_across_groups(documents):
+    first, last = (ops.convert_to_tensor(x, "int32") for x in documents)
+    x = np.random.default_rng(1).normal(size=[2, CHUNKS, 3]).astype("float32")
+    at, (first_of, last_of) = np.arange(CHUNKS), documents
+    earlier = (at < at[:, None]) & (last_of[:, None] == first_of[..., None])
+    later = (at > at[:, None]) & (first_of[:, None] == last_of[..., None])
+    for function, seen in ((sum_of_earlier, earlier), (sum_of_later, later)):
+        got = to_numpy(function(ops.convert_to_tensor(x), first, last))
+        assert relative_error(got, np.einsum("bij,bjf->bif", seen, x)) < FLOAT32
+
+
+def test_a_chunk_of_one_document_reads_all_earlier_ones_across_groups():
+    x = np.random.default_rng(1).normal(size=[2, CHUNKS, 3]).astype("float32")
+    got = to_numpy(sum_of_earlier(ops.convert_to_tensor(x)))
+    assert relative_error(got, np.cumsum(x, axis=1) - x) < FLOAT32
+
+
+def test_a_sum_of_bfloat16_is_not_rounded_to_it():
+    ones = ops.ones([1001], "bfloat16")
+    got = accumulate.einsum("i,i->", ones, ones)
+    assert got.dtype == "float32" and float(got) == 1001  # 1,000 in bfloat16
