@@ -8,7 +8,6 @@ The kernels are the ones that the contract tests find. A kernel that differs fro
 """
 
 import argparse
-import dataclasses
 import functools
 import inspect
 import time
@@ -17,6 +16,7 @@ import numpy as np
 import yaml
 
 from benchmarks import device, result_files
+from tests.oracles import CASES, TIMED
 
 LENGTHS = (512, 2048, 8192)
 # FLASH of width 768: one head of key width 128 and value width 2 x 768.
@@ -77,35 +77,36 @@ def _run(args):
     backend = "JAX" if backends.on_jax() else "TensorFlow"
     print(f"kernels in {args.dtype} on {backends.device_name()} through {backend}, {args.tokens:,} tokens")
     print(device.table_line(COLUMNS, WIDTHS), flush=True)
-    for spec in (one for name in args.kernel or specs for one in varied(specs[name], args.vary)):
+    chosen = [specs[name] for name in args.kernel or specs]
+    for spec, case in ((one, case) for one in chosen for case in varied(one, args.vary)):
         if args.vary is not None:
-            print(f"{args.vary[0]} {spec.timed[args.vary[0]]}:", flush=True)
-        for row in measure(spec, args):
+            print(f"{args.vary[0]} {case[args.vary[0]]}:", flush=True)
+        for row in measure(spec, case, args):
             results.add(row)
             print(_line(row), flush=True)
     return int(any(row["parity_error"] > PARITY for row in results.rows))
 
 
-def varied(spec, vary) -> list:
-    """The kernel once for each value of an option, given as `[name, value, ...]`; unchanged if `vary` is None."""
+def varied(spec, vary) -> list[dict]:
+    """The options to time. `vary`, `[name, value, ...]`, gives one dictionary for each value; None gives one alone."""
     if vary is None:
-        return [spec]
+        return [dict(TIMED[spec.name])]
     name, *values = vary
     if name not in inspect.signature(spec.fast).parameters or name in spec.inputs or not values:
         raise ValueError(f"--vary needs an option of the kernel {spec.name} and its values, got {' '.join(vary)}")
-    return [dataclasses.replace(spec, timed={**spec.timed, name: yaml.safe_load(value)}) for value in values]
+    return [{**TIMED[spec.name], name: yaml.safe_load(value)} for value in values]
 
 
-def measure(spec, args):
+def measure(spec, case, args):
     """The rows of one kernel, one for each length and pass; or a single row that says how the kernel is wrong."""
     from benchmarks import backends
 
-    error, where = parity(spec)
+    error, where = parity(spec, case)
     row = {"kernel": spec.name, "backend": "jax" if backends.on_jax() else "tensorflow", "parity_error": error}
     if error > PARITY:
         yield {**row, "error": f"not timed: {where} is off by {error:.1e}, more than {PARITY:.0e}"}
         return
-    row |= {"dtype": args.dtype, "case": dict(spec.timed)}
+    row |= {"dtype": args.dtype, "case": case}
     for n in args.lengths:
         own = {"s": 16} if spec.name == "selective_scan" else {}  # Mamba's states a channel
         sizes = {**SIZES, **(MANY_HEADS if spec.name in OF_MANY_HEADS else {}), **own}
@@ -114,7 +115,7 @@ def measure(spec, args):
         for backward in (False, True):
             sized = {**row, "sizes": sizes, "n": n, "batch": sizes["b"]}
             try:
-                found = _timed(spec, sizes, inputs, backward, args)
+                found = _timed(spec, case, sizes, inputs, backward, args)
             except Exception as error:  # of either backend
                 if not backends.is_out_of_memory(error):
                     raise
@@ -122,11 +123,11 @@ def measure(spec, args):
             yield {**sized, "pass": "forward, backward" if backward else "forward", **found}
 
 
-def _timed(spec, sizes, inputs, backward, args):
+def _timed(spec, case, sizes, inputs, backward, args):
     """Compile time, median and quartiles, achieved FLOP/s. A backward pass counts as two forward passes."""
     from benchmarks import backends
 
-    function = functools.partial(spec.fast, **spec.timed)
+    function = functools.partial(spec.fast, **case)
     forward = backends.compiled(lambda inputs: function(**inputs))
     if backward:
         both = backends.compiled(backends.with_gradients(function))
@@ -137,7 +138,7 @@ def _timed(spec, sizes, inputs, backward, args):
     compile_s, *_ = _seconds(run, 1)
     _seconds(run, 1)  # the first run after compiling may still allocate
     milliseconds = [1e3 * seconds for seconds in _seconds(run, args.repeats)]
-    flops = (3 if backward else 1) * spec.flops(sizes, spec.timed)
+    flops = (3 if backward else 1) * spec.flops(sizes, case)
     known = backends.device_name() if args.dtype == "bfloat16" else ""  # the peaks are of bfloat16
     found = device.timing(milliseconds, tokens=sizes["b"] * sizes["n"], flops=flops, device=known)
     return {**found, "compile_s": compile_s}
@@ -154,13 +155,13 @@ def _seconds(run, repeats):
     return times
 
 
-def parity(spec) -> tuple[float, str]:
+def parity(spec, timed) -> tuple[float, str]:
     """The kernel's largest error against its reference, and where: in the value or in a gradient, and in which case.
 
-    It checks every case that the kernel names, uncompiled, and the timed case, compiled by XLA. Inputs are small, in
+    It checks every test case, uncompiled, and the `timed` case, compiled by XLA. Inputs are small, in
     float32, and longer than two chunks.
     """
-    checks = [(case, False) for case in spec.cases] + [(spec.timed, True)]
+    checks = [(case, False) for case in CASES[spec.name]] + [(timed, True)]
     return max((_difference(spec, case, compile_it) for case, compile_it in checks), key=lambda found: found[0])
 
 

@@ -170,13 +170,6 @@ SPEC = KernelSpec(
     reference=diag_attention_reference,
     stream=Stream(initial_state=initial_state, extend=extend, supports=lambda case: case["causal"]),
     inputs={"q": "bnhs", "k": "bnhs", "v": "bnhe"},
-    cases=tuple(
-        {"chunk_size": c, "causal": causal, "weights": weights}
-        for c in (4, 16)
-        for causal in (False, True)
-        for weights in ("softmax", "relu")
-    ),
-    timed={"chunk_size": 64, "causal": True},
     flops=_flops,
     state_bytes=state_bytes,
     model_chunk=lambda case: case["chunk_size"],

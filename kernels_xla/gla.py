@@ -221,8 +221,6 @@ SPEC = KernelSpec(
     reference=gated_linear_attention_reference,
     stream=Stream(initial_state=recurrence.initial_state, extend=extend, supports=lambda case: True),
     inputs={"q": "bnhs", "k": "bnhs", "v": "bnhe", "log_decay": "bnhs", "value_log_decay": "bnhe"},
-    cases=({"chunk_size": 4, "causal": True}, {"chunk_size": 32, "causal": True}),
-    timed={"causal": True},
     flops=recurrence.flops,
     state_bytes=recurrence.state_bytes,
     ranges={"log_decay": (-1.0, 0.0), "value_log_decay": (-1.0, 0.0)},

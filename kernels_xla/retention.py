@@ -88,8 +88,6 @@ SPEC = KernelSpec(
     reference=retention_reference,
     stream=Stream(initial_state=recurrence.initial_state, extend=extend, supports=lambda case: True),
     inputs={"q": "bnhs", "k": "bnhs", "v": "bnhe", "log_decay": "bnh"},
-    cases=({"chunk_size": 4, "causal": True}, {"chunk_size": 16, "causal": True}),
-    timed={"causal": True},
     flops=recurrence.flops,
     state_bytes=recurrence.state_bytes,
     ranges={"log_decay": (-0.5, 0.0)},

@@ -175,8 +175,6 @@ SPEC = KernelSpec(
     reference=softmax_attention_reference,
     stream=Stream(initial_state=initial_state, extend=extend, supports=lambda case: case["causal"]),
     inputs={"q": "bnhs", "k": "bnhs", "v": "bnhe"},
-    cases=({"causal": False}, {"causal": True}),
-    timed={"causal": True},
     flops=attention_flops,
     state_bytes=cache_bytes,
 )

@@ -12,10 +12,12 @@ from kernels_xla.common.spec import Tensor
 class BidirectionalMixer(LinearMixer):
     """A multi-head mixer around a kernel that is not causal; see `LinearMixer`.
 
-    A subclass passes its options to `set_options`, under the kernel's names, and implements `spec` and `seen`. A
-    subclass that also has a causal kernel sets `never_causal = False`.
+    A subclass passes its options to `set_options`, under the kernel's names, and implements `spec` and `seen`. It lists
+    the options that its kernel takes in `kernel_options`. A subclass that also has a causal kernel sets
+    `never_causal = False`.
     """
 
+    kernel_options: tuple[str, ...] = ()
     never_causal = True
     packs = False
     lrpe = False
@@ -45,7 +47,7 @@ class BidirectionalMixer(LinearMixer):
 
     @property
     def case(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.spec.timed}
+        return {name: getattr(self, name) for name in self.kernel_options}
 
     def sizes(self, b: int = 1, n: int | None = None) -> dict[str, int]:
         s = self.width // self.heads

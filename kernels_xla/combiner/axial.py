@@ -188,8 +188,6 @@ SPEC = KernelSpec(
     reference=combiner_axial_attention_reference,
     stream=Stream(initial_state=initial_state, extend=extend, supports=lambda case: case["causal"]),
     inputs={"q": "bnhs", "k": "bnhs", "v": "bnhe", "k_sum": "bnhs", "v_sum": "bnhe"},
-    cases=({"chunk_size": 4, "causal": True}, {"chunk_size": 4, "causal": False}),
-    timed={"chunk_size": 256, "causal": True},
     flops=_flops,
     state_bytes=state_bytes,
     model_chunk=lambda case: case["chunk_size"],

@@ -245,8 +245,6 @@ SPEC = KernelSpec(
     reference=combiner_fixed_attention_reference,
     stream=Stream(initial_state=initial_state, extend=extend, supports=lambda case: case["causal"]),
     inputs={"q": "bnhs", "k": "bnhs", "v": "bnhe"},
-    cases=({"chunk_size": 4, "causal": True}, {"chunk_size": 4, "causal": False}),
-    timed={"chunk_size": 256, "causal": True},
     flops=_flops,
     state_bytes=state_bytes,
     model_chunk=lambda case: case["chunk_size"],

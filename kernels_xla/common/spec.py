@@ -37,9 +37,6 @@ class KernelSpec:
       stream: The incremental form, or None.
       inputs: Argument name -> its axes, one letter each; see the table in `docs/api/kernels.md`. An input without the
         axis `n` is a parameter, the same for all tokens.
-      cases: Keyword arguments of the test cases. Chunks are small, so that there are several. A case that gives None
-        for an input calls the function without it; see `of`.
-      timed: Keyword arguments for benchmarks, as in a real model.
       flops: `(sizes, case) -> int`. A multiply-add counts as two, and causal attention as exactly half.
       state_bytes: `(sizes, case, itemsize) -> int`, the bytes of the stream's state. `itemsize` is the bytes of a
         number in the compute dtype.
@@ -48,7 +45,7 @@ class KernelSpec:
       masks: Which of `padding_mask` and `segment_ids`, `[b, n]`, the kernel takes.
       tokenwise: Whether a token's output depends only on that token.
       ranges: Argument name -> smallest and largest number, for inputs that are restricted. Log decays are never
-        positive. Neither are features negative if they are divided by their sum.
+        positive. Features are never negative if they are divided by their sum.
     """
 
     name: str
@@ -56,8 +53,6 @@ class KernelSpec:
     reference: Callable[..., Tensor]
     stream: Stream | None
     inputs: Mapping[str, str]
-    cases: tuple[Mapping[str, Any], ...]
-    timed: Mapping[str, Any]
     flops: Callable[[Mapping[str, int], Mapping[str, Any]], int]
     state_bytes: Callable[[Mapping[str, int], Mapping[str, Any], int], int]
     model_chunk: Callable[[Mapping[str, Any]], int] = lambda case: 1

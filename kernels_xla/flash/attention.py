@@ -200,24 +200,12 @@ def _flops(sizes, case):
     return b * (intra + across + 2 * rows * n * (s + e))
 
 
-LOCAL_ONLY = {"lin_q": None, "lin_k": None}
-GLOBAL_ONLY = {"quad_q": None, "quad_k": None, "a": None, "b": None}
 SPEC = KernelSpec(
     name="flash",
     fast=mixed_chunk_attention,
     reference=mixed_chunk_attention_reference,
     stream=Stream(initial_state=initial_state, extend=extend, supports=lambda case: case["causal"]),
     inputs={"quad_q": "bns", "quad_k": "bns", "lin_q": "bns", "lin_k": "bns", "v": "bne", "a": "r", "b": "r"},
-    cases=(
-        *({"chunk_size": 16, "causal": causal} for causal in (False, True)),
-        *(
-            {"chunk_size": 4, "causal": causal, **options}
-            for causal in (False, True)
-            for options in ({}, {"scale": "paper_appendix"}, {"overlapping": True}, LOCAL_ONLY, GLOBAL_ONLY)
-        ),
-        *({"chunk_size": 4, "causal": False, "first_to_all": rows} for rows in ("cls", "chunks")),
-    ),
-    timed={"chunk_size": 256, "causal": True},
     flops=_flops,
     state_bytes=state_bytes,
     model_chunk=lambda case: case["chunk_size"],

@@ -143,8 +143,6 @@ SPEC = KernelSpec(
         **dict.fromkeys(("quad_q", "quad_k", "lin_q", "lin_k", "sum_q", "sum_k"), "bns"),
         **{"v": "bne", "a": "r", "b": "r"},
     },
-    cases=({"chunk_size": 4, "causal": True}, {"chunk_size": 4, "causal": False}),
-    timed={"chunk_size": 256, "causal": True},
     flops=_flops,
     state_bytes=state_bytes,
     model_chunk=lambda case: case["chunk_size"],

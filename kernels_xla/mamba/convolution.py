@@ -114,8 +114,6 @@ SPEC = KernelSpec(
     reference=convolution_reference,
     stream=Stream(initial_state=initial_state, extend=extend, supports=lambda case: True),
     inputs={"x": "bne", "weights": "we", "bias": "e"},
-    cases=({"causal": True},),
-    timed={"causal": True},
     flops=lambda sizes, case: 2 * sizes["b"] * sizes["n"] * sizes["w"] * sizes["e"],
     state_bytes=state_bytes,
 )

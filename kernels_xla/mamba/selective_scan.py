@@ -203,8 +203,6 @@ SPEC = KernelSpec(
     reference=selective_scan_reference,
     stream=Stream(initial_state=initial_state, extend=extend, supports=lambda case: True),
     inputs={"x": "bne", "dt": "bne", "a": "es", "b": "bns", "c": "bns", "d": "e"},
-    cases=({"chunk_size": 4, "channels": 8, "causal": True},),
-    timed={"causal": True},
     flops=_flops,
     state_bytes=state_bytes,
     ranges={"dt": (0.0, 0.5), "a": (-2.0, 0.0)},

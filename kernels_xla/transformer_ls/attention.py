@@ -162,8 +162,6 @@ SPEC = KernelSpec(
         "q": "bnhs", "k": "bnhs", "v": "bnhe", "scores": "bnhr",
         "k_scale": "hs", "k_offset": "hs", "v_scale": "he", "v_offset": "he",
     },
-    cases=({"chunk_size": 4},),
-    timed={"chunk_size": 64},
     flops=_flops,
     state_bytes=lambda sizes, case, itemsize: 0,
     masks=("padding_mask",),

@@ -260,8 +260,6 @@ SPEC = KernelSpec(
         "q": "bnhs", "k": "bnhs", "v": "bnhe", "scores": "bnhr",
         "k_scale": "hs", "k_offset": "hs", "v_scale": "he", "v_offset": "he",
     },
-    cases=({"chunk_size": 4, "causal": True},),
-    timed={"chunk_size": 64, "causal": True},
     flops=_flops,
     state_bytes=state_bytes,
     model_chunk=lambda case: case["chunk_size"],

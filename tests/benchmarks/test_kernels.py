@@ -11,6 +11,7 @@ from keras import ops
 
 import kernels_xla
 from benchmarks import kernels, result_files
+from tests.oracles import TIMED
 
 ROOT = Path(__file__).parents[2]
 WRONG = """
@@ -22,6 +23,8 @@ WITH_ANOTHER_FOLDER = """
 import sys, kernels_xla
 from benchmarks import device, kernels
 kernels_xla.__path__.append(sys.argv.pop(1))
+for table in (kernels.CASES, kernels.TIMED):
+    table["wrong"] = table["norms"]
 device.program(kernels.main)
 """
 
@@ -49,20 +52,20 @@ def test_a_kernel_is_found_checked_and_timed_and_a_wrong_one_is_found_and_not_ti
 
 def test_a_wrong_gradient_is_a_wrong_kernel():
     spec = kernels_xla.specs()["norms"]
-    error, where = kernels.parity(spec)
+    error, where = kernels.parity(spec, {})
     assert error < kernels.PARITY
     # The value stays; the gradient loses the part that goes through the mean.
     blind = dataclasses.replace(spec, fast=lambda x, g, **case: x * ops.stop_gradient(spec.fast(x, g, **case) / x))
-    error, where = kernels.parity(blind)
+    error, where = kernels.parity(blind, {})
     assert error > kernels.PARITY and where.startswith("the gradient of ")
 
 
 def test_a_kernel_is_timed_once_for_each_value_of_an_option():
     spec = kernels_xla.specs()["linear_attention"]
-    timed = [one.timed for one in kernels.varied(spec, ["form", "chunks", "matmul"])]
-    assert timed == [{**spec.timed, "form": form} for form in ("chunks", "matmul")]
-    assert kernels.varied(spec, ["chunk_size", "64"])[0].timed["chunk_size"] == 64
-    assert kernels.varied(spec, None) == [spec]
+    timed = TIMED[spec.name]
+    assert kernels.varied(spec, ["form", "chunks", "matmul"]) == [{**timed, "form": f} for f in ("chunks", "matmul")]
+    assert kernels.varied(spec, ["chunk_size", "64"])[0]["chunk_size"] == 64
+    assert kernels.varied(spec, None) == [timed]
 
 
 def test_sizes_have_every_axis_of_every_kernel():

@@ -41,6 +41,8 @@ class BigBird(BidirectionalMixer):
       TensorShape([2, 10, 16])
     """
 
+    kernel_options = ("chunk_size", "random_blocks", "seed")
+
     def __init__(
         self,
         heads: int = 12,

@@ -43,6 +43,8 @@ class Informer(BidirectionalMixer):
 
     chooses = True
 
+    kernel_options = ("queries", "seed")
+
     def __init__(self, heads: int = 12, causal: bool = False, queries: int = 128, seed: int = 0, **kwargs):
         super().__init__(**kwargs)
         self.set_options(causal, seed, heads=heads, queries=queries)

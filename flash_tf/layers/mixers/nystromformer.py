@@ -39,6 +39,8 @@ class Nystromformer(BidirectionalMixer):
       TensorShape([2, 10, 16])
     """
 
+    kernel_options = ("landmarks",)
+
     def __init__(self, heads: int = 12, causal: bool = False, landmarks: int = 128, **kwargs):
         super().__init__(**kwargs)
         self.set_options(causal, heads=heads, landmarks=landmarks)

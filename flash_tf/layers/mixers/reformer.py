@@ -46,6 +46,8 @@ class Reformer(BidirectionalMixer):
 
     chooses = True
 
+    kernel_options = ("chunk_size", "buckets", "rounds", "seed")
+
     def __init__(
         self,
         heads: int = 12,

@@ -40,6 +40,8 @@ class Skyformer(BidirectionalMixer):
       TensorShape([2, 10, 16])
     """
 
+    kernel_options = ("landmarks", "seed")
+
     def __init__(self, heads: int = 12, causal: bool = False, landmarks: int = 128, seed: int = 0, **kwargs):
         super().__init__(**kwargs)
         self.set_options(causal, seed, heads=heads, landmarks=landmarks)

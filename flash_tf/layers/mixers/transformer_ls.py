@@ -89,6 +89,10 @@ class TransformerLS(BidirectionalMixer):
         return 8 * self.width**2 + 2 * self.width * self.heads * self.landmarks
 
     @property
+    def kernel_options(self) -> tuple[str, ...]:
+        return ("chunk_size", "causal") if self.causal else ("chunk_size",)
+
+    @property
     def spec(self) -> KernelSpec:
         return causal_attention.SPEC if self.causal else attention.SPEC
 

@@ -2,6 +2,9 @@ import numpy as np
 
 from tests.oracles.common import texts
 
+CASES = ({"chunk_size": 4, "random_blocks": 1, "seed": 0},)
+TIMED = {"chunk_size": 64, "random_blocks": 3, "seed": 0}
+
 
 def bigbird(q, k, v, *, chunk_size, random_blocks, seed, padding_mask=None):
     """Softmax over the tokens of i's block, its neighbours, both end blocks and drawn blocks. End blocks see all."""

@@ -2,6 +2,9 @@ import numpy as np
 
 from tests.oracles.common import queries
 
+CASES = ({"chunk_size": 4, "causal": True}, {"chunk_size": 4, "causal": False})
+TIMED = {"chunk_size": 256, "causal": True}
+
 
 def combiner_axial(q, k, v, k_sum, v_sum, *, chunk_size, causal=False, padding_mask=None, segment_ids=None):
     """Softmax over the tokens of i's chunk and its column's summaries in other chunks; if causal, in earlier chunks."""

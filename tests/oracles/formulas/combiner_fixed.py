@@ -2,6 +2,9 @@ import numpy as np
 
 from tests.oracles.common import queries
 
+CASES = ({"chunk_size": 4, "causal": True}, {"chunk_size": 4, "causal": False})
+TIMED = {"chunk_size": 256, "causal": True}
+
 
 def attended(query, keys, values):
     weights = np.exp(keys @ query / np.sqrt(len(query)))

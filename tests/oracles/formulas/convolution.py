@@ -2,6 +2,9 @@ import numpy as np
 
 from tests.oracles.common import queries
 
+CASES = ({"causal": True},)
+TIMED = {"causal": True}
+
 
 def convolution(x, weights, bias, *, causal=True, padding_mask=None, segment_ids=None):
     """Σ_l weights[w-1-l]·x_{i-l} plus the bias, over the real tokens of the document with l < w."""

@@ -2,6 +2,14 @@ import numpy as np
 
 from tests.oracles.common import queries
 
+CASES = tuple(
+    {"chunk_size": c, "causal": causal, "weights": weights}
+    for c in (4, 16)
+    for causal in (False, True)
+    for weights in ("softmax", "relu")
+)
+TIMED = {"chunk_size": 64, "causal": True}
+
 
 def diag_attention(q, k, v, *, chunk_size, causal=False, weights="softmax", padding_mask=None, segment_ids=None):
     """Over the tokens of i's document in i's block: `softmax_attention`, or Σ_j relu(q_i·k_j/√s) v_j."""

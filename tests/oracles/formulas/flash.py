@@ -2,6 +2,19 @@ import numpy as np
 
 from tests.oracles.common import bias, queries, relu2
 
+LOCAL_ONLY = {"lin_q": None, "lin_k": None}
+GLOBAL_ONLY = {"quad_q": None, "quad_k": None, "a": None, "b": None}
+CASES = (
+    *({"chunk_size": 16, "causal": causal} for causal in (False, True)),
+    *(
+        {"chunk_size": 4, "causal": causal, **options}
+        for causal in (False, True)
+        for options in ({}, {"scale": "paper_appendix"}, {"overlapping": True}, LOCAL_ONLY, GLOBAL_ONLY)
+    ),
+    *({"chunk_size": 4, "causal": False, "first_to_all": rows} for rows in ("cls", "chunks")),
+)
+TIMED = {"chunk_size": 256, "causal": True}
+
 
 def flash(
     quad_q,

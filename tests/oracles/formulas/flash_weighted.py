@@ -2,6 +2,9 @@ import numpy as np
 
 from tests.oracles.common import bias, queries, relu2
 
+CASES = ({"chunk_size": 4, "causal": True}, {"chunk_size": 4, "causal": False})
+TIMED = {"chunk_size": 256, "causal": True}
+
 
 def flash_weighted(
     quad_q,

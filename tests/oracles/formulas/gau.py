@@ -2,6 +2,19 @@ import numpy as np
 
 from tests.oracles.common import bias, queries, relu2
 
+CASES = tuple(
+    {"causal": causal, **options}
+    for causal in (False, True)
+    for options in (
+        {},
+        {"divisor": 32},
+        {"divisor": "length"},
+        {"scale": "paper_appendix"},
+        {"scale": "paper_appendix", "divisor": 32},
+    )
+)
+TIMED = {"causal": True}
+
 
 def gau(
     q,

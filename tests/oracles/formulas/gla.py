@@ -2,6 +2,9 @@ import numpy as np
 
 from tests.oracles.common import queries
 
+CASES = ({"chunk_size": 4, "causal": True}, {"chunk_size": 32, "causal": True})
+TIMED = {"causal": True}
+
 
 def gla(
     q,

@@ -2,6 +2,9 @@ import numpy as np
 
 from tests.oracles.common import texts
 
+CASES = ({"queries": 8, "seed": 0},)
+TIMED = {"queries": 128, "seed": 0}
+
 
 def informer(q, k, v, *, queries, seed, padding_mask=None):
     """Softmax attention for the tokens whose scores over a sample of keys stand out most; the mean value for others."""

@@ -2,6 +2,9 @@ import numpy as np
 
 from tests.oracles.common import queries
 
+CASES = ({},)
+TIMED = {}
+
 
 def kernelized_attention(q, k, v, *, padding_mask=None, segment_ids=None):
     """Σ_j exp(-|q_i - k_j|² / (2√s)) v_j over the tokens of i's document."""

@@ -2,6 +2,17 @@ import numpy as np
 
 from tests.oracles.common import queries
 
+CASES = (
+    *(
+        {"chunk_size": c, "causal": causal, "normalized": normalized}
+        for c in (4, 16)
+        for causal in (False, True)
+        for normalized in (False, True)
+    ),
+    *({"form": form, "causal": True, "normalized": True} for form in ("cumsum", "matmul")),
+)
+TIMED = {"causal": True, "normalized": True}
+
 
 def linear_attention(
     q, k, v, *, chunk_size=None, form=None, causal=False, normalized=False, padding_mask=None, segment_ids=None

@@ -2,6 +2,9 @@ import numpy as np
 
 from tests.oracles.common import texts
 
+CASES = ({},)
+TIMED = {}
+
 
 def linformer(q, k, v, projection, *, padding_mask=None):
     """softmax(q (E k) / √s) (E v), with the columns of E at the positions of real tokens."""

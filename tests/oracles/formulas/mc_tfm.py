@@ -2,6 +2,9 @@ import numpy as np
 
 from tests.oracles.common import queries
 
+CASES = ({"chunk_size": 4, "causal": True}, {"chunk_size": 4, "causal": False})
+TIMED = {"chunk_size": 256, "causal": True}
+
 
 def mc_tfm(q, k, v, lin_q, lin_k, *, chunk_size, causal=False, padding_mask=None, segment_ids=None):
     """Softmax over the tokens of i's document in i's chunk, plus Σ_j (q_lin_i·k_lin_j)/N · v_j across chunks.

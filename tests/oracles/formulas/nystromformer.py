@@ -2,6 +2,9 @@ import numpy as np
 
 from tests.oracles.common import inverse, texts
 
+CASES = ({"landmarks": 4}, {"landmarks": 12})
+TIMED = {"landmarks": 128}
+
 
 def softmax(scores):
     return np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)

@@ -1,5 +1,8 @@
 import numpy as np
 
+CASES = ({}, {"query": True})
+TIMED = {}
+
 
 def random_features(x, directions, *, query=False):
     """exp(w·x′ - |x′|²/2) of every row w of `directions [r, s]`, x′ = x/⁴√s. A query's: 10⁶ · it / its largest."""

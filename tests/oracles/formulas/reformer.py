@@ -2,6 +2,9 @@ import numpy as np
 
 from tests.oracles.common import texts
 
+CASES = ({"chunk_size": 4, "buckets": 4, "rounds": 2, "seed": 0},)
+TIMED = {"chunk_size": 64, "buckets": 64, "rounds": 2, "seed": 0}
+
 
 def reformer(q, v, *, chunk_size, buckets, rounds, seed, padding_mask=None):
     """Softmax over the other tokens of two chunks of the text sorted by bucket. All rounds share one normaliser."""

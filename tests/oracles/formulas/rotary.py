@@ -2,6 +2,9 @@ import numpy as np
 
 from tests.oracles.common import rotate
 
+CASES = ({}, {"base": 100.0})
+TIMED = {}
+
 
 def rotary(x, positions, *, base=10000.0):
     """Every token `x [b, n, h, s]` turned by its own position `[b, n]`."""

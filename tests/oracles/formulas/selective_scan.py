@@ -2,6 +2,9 @@ import numpy as np
 
 from tests.oracles.common import queries
 
+CASES = ({"chunk_size": 4, "channels": 8, "causal": True},)
+TIMED = {"causal": True}
+
 
 def selective_scan(
     x, dt, a, b, c, d, *, chunk_size=None, channels=None, causal=True, padding_mask=None, segment_ids=None

@@ -2,6 +2,9 @@ import numpy as np
 
 from tests.oracles.common import inverse, texts
 
+CASES = ({"landmarks": 8, "seed": 0},)
+TIMED = {"landmarks": 128, "seed": 0}
+
 
 def kernel(x, y):
     squares = np.array([[((a - b) ** 2).sum() for b in y] for a in x])

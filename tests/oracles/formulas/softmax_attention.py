@@ -2,6 +2,9 @@ import numpy as np
 
 from tests.oracles.common import queries
 
+CASES = ({"causal": False}, {"causal": True})
+TIMED = {"causal": True}
+
 
 def softmax_attention(q, k, v, *, causal=False, padding_mask=None, segment_ids=None):
     """Σ_j exp(q_i·k_j/√s) · v_j / Σ_j exp(q_i·k_j/√s)."""

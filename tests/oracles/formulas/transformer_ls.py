@@ -2,6 +2,9 @@ import numpy as np
 
 from tests.oracles.common import texts
 
+CASES = ({"chunk_size": 4},)
+TIMED = {"chunk_size": 64}
+
 
 def normalised(x, scale, offset):
     """Layer norm of `[h, s]`."""

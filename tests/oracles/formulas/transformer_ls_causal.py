@@ -2,6 +2,9 @@ import numpy as np
 
 from tests.oracles.common import queries
 
+CASES = ({"chunk_size": 4, "causal": True},)
+TIMED = {"chunk_size": 64, "causal": True}
+
 
 def normalised(x, scale, offset):
     """Layer norm of `[h, s]`."""
