@@ -1,4 +1,4 @@
-"""Models as folders, in Keras' manner: `config.json`, `model.weights.h5`, and `tokenizer.model` where there is one."""
+"""Presets: a model as a folder with `config.json`, `model.weights.h5` and, if it has one, `tokenizer.model`."""
 
 import importlib
 import json
@@ -12,17 +12,19 @@ CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.weights.h5", "tokenizer.model
 
 
 def save(model: keras.Model, directory: str) -> None:
-    """Writes a model, and its `tokenizer` if it has one, over the preset that may be there.
+    """Writes a model, and its `tokenizer` if it has one. An older preset in the folder is replaced.
 
     Raises:
-      ValueError: The model was quantized: Keras writes such weights and cannot read them into layers of layers.
+      ValueError: The model is quantized. Keras writes such weights but cannot read them into nested layers.
     """
     if any(getattr(layer, "quantization_mode", None) for layer in model._flatten_layers()):
-        raise ValueError(f"{model.name} was quantized, and no preset of it can be read again: save it, then quantize")
+        raise ValueError(
+            f"{model.name} is quantized, and Keras cannot read such a preset again: save the model before quantizing it"
+        )
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     for name in (CONFIG, TOKENIZER):
-        (folder / name).unlink(missing_ok=True)  # a preset is whole when its config is there
+        (folder / name).unlink(missing_ok=True)  # the config is written last and marks a complete preset
     if not model.built:
         model.build()
     model.save_weights(folder / WEIGHTS)
@@ -37,12 +39,12 @@ def load(cls: type, directory: str, options: dict) -> keras.Model:
     """The model of a preset, on any backend of Keras.
 
     Args:
-      cls: What it must be an instance of.
-      directory: Of `save`.
-      options: Options of the constructor that replace those of the preset, as `dtype` and `dropout`.
+      cls: The class that the model must have.
+      directory: A folder of `save`.
+      options: Constructor options that override the preset's, as `dtype` and `dropout`.
 
     Raises:
-      ValueError: There is no preset, its files are damaged, or it is of another class.
+      ValueError: There is no preset, its files are damaged, or its model has another class.
     """
     folder = Path(directory)
     if not (folder / CONFIG).is_file():
@@ -59,7 +61,7 @@ def load(cls: type, directory: str, options: dict) -> keras.Model:
         model.load_weights(folder / WEIGHTS)
     except (OSError, KeyError, ValueError) as error:
         line = " ".join(str(error).partition("List of objects")[0].split())
-        raise ValueError(f"{folder / WEIGHTS} is damaged, or of another model than {CONFIG}: {line}") from error
+        raise ValueError(f"{folder / WEIGHTS} is damaged, or does not belong to {CONFIG}: {line}") from error
     model.tokenizer = read_tokenizer(directory)
     return model
 
@@ -72,7 +74,7 @@ def read_tokenizer(directory: str) -> Any:
     try:  # by name: models know no data
         tokenizer = importlib.import_module("flash_tf.data.tokenizer").Tokenizer
     except ModuleNotFoundError as error:
-        line = f"{directory}: the model takes token ids alone, its tokenizer needs 'flash-tf[tensorflow]' ({error})"
+        line = f"{directory}: the model takes only token ids: its tokenizer needs 'flash-tf[tensorflow]' ({error})"
         warnings.warn(line, stacklevel=2)
         return None
     return tokenizer.load(str(path))

@@ -21,7 +21,7 @@ ALIVE_OUTPUT = (1e-4, 10)  # root mean square of a layer's output at initialisat
 ALIVE_GRADIENT = (1e-3, 10)  # root mean square of a weight's gradient: at least of the median weight's, at most of √n
 
 DEAD_ROW_SUM = 1e-3  # of a gated unit's quadratic weights: above 2e-3 at a live start, below 1e-5 at a dead one
-DEAD_GRADIENT = 1e-3  # root mean square of a weight's gradient, over that of the median weight
+DEAD_GRADIENT = 1e-3  # root mean square of a weight's gradient, over the median weight's
 
 
 def inputs(spec, *, seed=0, first_position=0, **sizes):

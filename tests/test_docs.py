@@ -13,7 +13,13 @@ import flash_tf.layers
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TEXTS = [*PAGES, *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md"))]
-SOURCES = []  # folders whose docstrings and comments are held to the same English
+SOURCES = [
+    "benchmarks",
+    "flash_tf",
+    "kernels_xla",
+    "scripts",
+    "tests",
+]  # folders whose docstrings and comments are held to the same English
 TWISTED = re.compile(r"\b(?:that|those) of\b|\bof which\b", re.IGNORECASE)
 FILE = re.compile(r"`((?:flash_tf|kernels_xla|tests|benchmarks|colab|configs|docs|requirements|scripts)/[\w./-]*)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")

@@ -234,7 +234,7 @@ def test_either_gates_alone_are_both_where_the_others_forget_nothing(left_out):
 def test_gates_of_values_are_gates_of_keys_of_the_state_turned_over():
     rng, n = np.random.default_rng(2), 40
     k, v, decay = rng.normal(size=[1, n, 1, 4]), rng.normal(size=[1, n, 1, 4]), rng.uniform(-1, 0, [1, n, 1, 4])
-    rows = [np.broadcast_to(row, k.shape) for row in np.eye(4)]  # queries, each of which reads one row of every state
+    rows = [np.broadcast_to(row, k.shape) for row in np.eye(4)]  # each query reads one row of every state
     of_values = [call(fast(gla.SPEC), {}, {"q": q, "k": k, "v": v, "value_log_decay": decay}) for q in rows]
     of_keys = [call(fast(gla.SPEC), {}, {"q": q, "k": v, "v": k, "log_decay": decay}) for q in rows]
     assert relative_error(np.stack(of_values, axis=-2), np.stack(of_keys, axis=-1)) < FLOAT32

@@ -26,7 +26,7 @@ def named(layer, name):
 
 def test_parameters_are_as_many_as_the_papers_have():
     d = 1024
-    assert parameters(LinearAttention(heads=16), d) == 4 * d * d + 4 * d  # that of self-attention
+    assert parameters(LinearAttention(heads=16), d) == 4 * d * d + 4 * d  # as in self-attention
     assert parameters(Retention(), d) == 8 * d * d
     gates = 16 * (d + d // 2) + d // 2  # two factors, and a bias
     assert parameters(GatedLinearAttention(), d) == 4 * d * d + d + d // H + gates

@@ -75,7 +75,7 @@ def test_rows_have_prefixes_of_their_own():
 def test_what_takes_no_prefix_says_so():
     ids = np.zeros([B, N], "int32")
     model = model_of(mixer={"type": "flash", "chunk_size": 8, "key_dim": 8})
-    with pytest.raises(ValueError, match="needs mixers that take one, as gau; MixedChunkAttention does not"):
+    with pytest.raises(ValueError, match="needs mixers that support it, as gau; MixedChunkAttention does not"):
         model(ids, prefix_mask=prefix(3, 3))
     x, seen = np.zeros([B, N, D], "float32"), prefix(3, 3)
     for options, said in (({"causal": False}, "got causal False"), ({"kernel": "softmax"}, "and kernel 'softmax'")):

@@ -157,7 +157,7 @@ def test_a_layer_of_strong_inputs_puts_out_numbers(policy, size):
 
 
 def test_a_query_among_large_keys_reads_the_mean_of_what_it_sees():
-    # Keys alike and at right angles to all rows: exp(-22) in each, of which 37 are far under a floor of 1e-6.
+    # Equal keys, orthogonal to all directions: exp(-22) each, and 37 of them are far below a floor of 1e-6.
     layer = made(causal=True, rotary=False)
     directions = np.zeros([128, D // H])
     directions[:, 0] = np.linspace(-1, 1, 128)

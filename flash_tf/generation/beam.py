@@ -1,4 +1,4 @@
-"""Beam search: several continuations of each text side by side, of which the likeliest stay."""
+"""Beam search: several continuations of each text grow side by side, and the likeliest stay."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -12,17 +12,17 @@ from kernels_xla.common.spec import Tensor
 
 @dataclasses.dataclass(frozen=True)
 class BeamSearch:
-    """The likeliest of `width` continuations that are grown together.
+    """Grows `width` continuations together and returns the likeliest.
 
-    What stays in the beam is chosen by the sum of log-probabilities; in the end the best one by that sum over
-    length^length_penalty, the stop token counted.
+    The sum of log-probabilities decides which continuations stay in the beam. At the end, the best one has the highest
+    sum divided by length^length_penalty. The length includes the stop token.
 
     Args:
-      width: How many.
-      length_penalty: 0 compares sums, 1 means; more favours longer texts.
+      width: Number of continuations in the beam.
+      length_penalty: 0 compares sums, 1 compares means; larger values favour longer texts.
 
     Raises:
-      ValueError: A width below 1.
+      ValueError: The width is below 1.
     """
 
     width: int = 4
@@ -40,12 +40,12 @@ class BeamSearch:
         Args:
           model: A causal language model.
           logits: `[b, V]`, after the last token that `state` has seen.
-          state: Of `b` rows.
-          steps: How many tokens, a Python integer.
+          state: The decoding state of `b` rows.
+          steps: Number of tokens, a Python integer.
           stop_tokens: Ids that end a row.
 
         Returns:
-          The best continuation of each row, int32 `[b, steps]`, of which what follows a stop token means nothing.
+          The best continuation of each row, int32 `[b, steps]`. Tokens after a stop token are undefined.
 
         Raises:
           ValueError: The beam is wider than the vocabulary.
@@ -60,7 +60,7 @@ class BeamSearch:
         column = lambda step: ops.cast(ops.arange(steps) == step, "int32")  # noqa: E731
         chosen = tokens[..., None] * column(0)
         lengths, done = ops.ones_like(tokens), is_one_of(tokens, stop_tokens)
-        # A beam that has ended stays as it is: its one continuation, by any token, costs nothing.
+        # A beam that has ended keeps its score: one of its continuations costs nothing, and the others are impossible.
         stays = ops.where(ops.arange(size) == 0, 0.0, -ops.convert_to_tensor(float("inf"), scores.dtype))
 
         def going_on(step, tokens, chosen, scores, lengths, done, state):

@@ -1,4 +1,4 @@
-"""One token after the other, as a loop that compiles whole."""
+"""Autoregressive decoding as one loop that compiles."""
 
 from collections.abc import Callable, Sequence
 
@@ -23,20 +23,20 @@ def decode(
 ) -> tuple[Tensor, dict]:
     """Chooses `steps` tokens, each after reading the one before.
 
-    Compiled by XLA, a step reads each weight and the state once, and writes what is new in the state in place. What no
-    step changes is made before the loop: matrices in the compute dtype, tables made of weights.
+    Compiled by XLA, a step reads each weight and the state once and updates the state in place. Values that no step
+    changes are computed before the loop: matrices in the compute dtype, and tables made from weights.
 
     Args:
       model: A causal language model.
       tokens: Integers `[b]`: the last token of each row, which `state` has not seen.
-      state: Of the model's `initial_state` or `extend`.
-      steps: How many, a Python integer.
+      state: From the model's `initial_state` or `extend`.
+      steps: Number of tokens, a Python integer.
       choose: `(logits [b, V], step) -> integers [b]`; `step` counts from 0, a scalar tensor.
-      stop_tokens: Ids after any of which a row is done. The loop ends when all rows are.
+      stop_tokens: Ids that end a row. The loop ends when all rows have ended.
 
     Returns:
-      The chosen tokens, int32 `[b, steps]`, of which what follows a stop token means nothing; and the state, which has
-      seen all but the last of them.
+      The chosen tokens, int32 `[b, steps]`, and the state, which has seen all of them except the last. Tokens after a
+      stop token are undefined.
 
     Raises:
       ValueError: `steps` is below 1, or the model is not causal.
@@ -76,7 +76,7 @@ def continuation(
     choose: Callable[[Tensor, Tensor], Tensor],
     stop_tokens: Sequence[int] = (),
 ) -> Tensor:
-    """Chooses `steps` tokens, int32 `[b, steps]`, the first by `logits [b, V]` and the others as `decode` does."""
+    """Chooses `steps` tokens, int32 `[b, steps]`: the first from `logits [b, V]`, the others as `decode` does."""
     first = ops.cast(choose(logits, 0), "int32")
     if steps == 1:
         return first[:, None]
@@ -91,12 +91,12 @@ def is_one_of(tokens: Tensor, stop_tokens: Sequence[int]) -> Tensor:
 
 
 def cast_weights(model: keras.Model, state: dict) -> dict:
-    """What all single steps from `state` share, as tensors: made once.
+    """Tensors that all single steps from `state` share.
 
     Returns:
-      `weights`, the matrices in the compute dtype, and `precomputed`, what the mixers make of weights. Those of dense
-      layers are held transposed: XLA makes the product of one vector with a matrix a sum over an axis, and makes it
-      well over the last axis only.
+      `weights`, the matrices in the compute dtype, and `precomputed`, the results of the mixers' `precompute`. Matrices
+      of dense layers are transposed: XLA computes a vector-matrix product as a sum over an axis, and only a sum over
+      the last axis is fast.
     """
     cast = [ops.cast(weight, model.compute_dtype) for weight in _matrices(model)]
     weights = [ops.transpose(x) if _is_dense(w) else x for w, x in zip(_matrices(model), cast, strict=True)]
@@ -105,14 +105,13 @@ def cast_weights(model: keras.Model, state: dict) -> dict:
 
 
 def next_logits(model: keras.Model, held: dict, tokens: Tensor, state: dict) -> tuple[Tensor, dict]:
-    """Reads one token `[b]` of each row -> logits `[b, V]` and the state, to be closed before its next use.
+    """Reads one token `[b]` of each row -> logits `[b, V]` and the state, which needs `flush` before its next use.
 
     Args:
       model: A causal language model.
-      held: Of `cast_weights`.
+      held: From `cast_weights`.
       tokens: Integers `[b]`.
-      state: Of `extend`, or of this function: it is closed here, so that all that reads the state comes after what
-        rewrites it.
+      state: From `extend` or from this function. It is flushed first, so that every read follows the update.
     """
     with _scope(model, held["weights"]):
         logits, state = model.extend(tokens[:, None], model.flush(state), precomputed=held["precomputed"])
@@ -128,7 +127,7 @@ def _is_dense(weight):
 
 
 def _scope(model, weights):
-    """A scope in which each matrix is what is held of it."""
+    """A scope in which each matrix has the value from `cast_weights`."""
     scope = keras.StatelessScope()
     for weight, x in zip(_matrices(model), weights, strict=True):
         scope.add_update((weight, ops.transpose(x) if _is_dense(weight) else x))

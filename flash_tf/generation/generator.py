@@ -1,4 +1,4 @@
-"""Prompts in, continuations out: left-aligned batches, compiled once for each size."""
+"""Generation for batches of prompts, compiled once for each size."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -11,15 +11,15 @@ from flash_tf.generation.beam import BeamSearch
 from flash_tf.generation.decoding import cast_weights, continuation, next_logits
 from flash_tf.generation.samplers import GREEDY, Sampler
 
-FINEST = 32  # tokens: prompts are padded to a multiple of it or, if they are longer, of an eighth to a quarter of them
+FINEST = 32  # prompts are padded to a multiple of this or, if longer, to a multiple of 1/8 to 1/4 of their length
 SAMPLERS = {"greedy": GREEDY, "sample": Sampler(), "beam": BeamSearch()}
 
 
 class Generator:
-    """Continues prompts with a causal language model; keeps what it compiled.
+    """Continues prompts with a causal language model, and keeps the compiled programs.
 
-    Prompts are padded on the right, so that each begins at position 0 and its chunks stay those of training, and the
-    padding leaves no trace in a row's state: a row's continuation does not depend on the rows beside it.
+    Prompts are padded on the right. Each prompt begins at position 0, so its chunks are the same as in training.
+    Padding does not change a row's state, so a row's continuation does not depend on the other rows.
 
     Args:
       model: A built causal language model.
@@ -53,10 +53,12 @@ class Generator:
         seed: int = 0,
         stop_tokens: Sequence[int] = (),
     ) -> Iterator[list[int | None]]:
-        """The same tokens as `generate`, as they come: of each prompt the next one, or None once it has ended."""
+        """Yields the tokens of `generate` as they come: the next token of each prompt, or None once it has ended."""
         chosen_by = _sampler(sampler)
         if isinstance(chosen_by, BeamSearch):
-            raise ValueError("a beam's best text is known at its end only: stream needs a sampler that draws")
+            raise ValueError(
+                "beam search knows its best text only at the end: stream needs another sampler, got a BeamSearch"
+            )
         ids, lengths = self._aligned(prompts, max_new_tokens, seed, stop_tokens)
         return self._tokens(ids, lengths, _draws(seed, len(ids), max_new_tokens), chosen_by, set(stop_tokens))
 
@@ -136,14 +138,14 @@ class Generator:
         return ids
 
     def _run(self, key, function, *arguments):
-        """`function` of nested tensors, as a program that is made when first wanted."""
+        """Runs `function` of nested tensors as a program, compiled at its first use."""
         if key not in self._programs:
             self._programs[key] = compiled(function, *arguments)
         return self._programs[key](*arguments)
 
 
 def compiled(function: Callable, *arguments) -> Callable:
-    """`function` as one program for such arguments: a graph of TensorFlow's, by XLA on a GPU; as it is elsewhere."""
+    """`function` as one program for such arguments: a TensorFlow graph, compiled by XLA on a GPU; unchanged on JAX."""
     if keras.backend.backend() != "tensorflow":
         return function
     import tensorflow as tf
@@ -161,7 +163,7 @@ def _sampler(sampler):
 
 
 def _draws(seed, rows, steps):
-    """Uniform numbers `[rows, steps]` in [0, 1), those of a row by the seed and its number alone."""
+    """Uniform numbers `[rows, steps]` in [0, 1). A row's numbers depend only on the seed and the row's index."""
     generators = [np.random.Generator(np.random.Philox(key=[seed, row])) for row in range(rows)]
     return np.stack([generator.random(steps, np.float32) for generator in generators])
 

@@ -1,4 +1,4 @@
-"""Choosing the next token from its logits."""
+"""Samplers: they choose the next token from its logits."""
 
 import dataclasses
 
@@ -10,13 +10,13 @@ from kernels_xla.common.spec import Tensor
 
 @dataclasses.dataclass(frozen=True)
 class Sampler:
-    """Draws a token by its probability, after the usual cuts in the usual order.
+    """Draws a token by its probability, after temperature, top-k and top-p, in this order.
 
     Args:
-      temperature: Divides the logits; 0 is greedy, the likeliest token whatever the draw.
-      top_k: Only the k likeliest tokens; None for all.
-      top_p: Of these only the likeliest whose probabilities reach p together, nucleus sampling
-        (Holtzman et al., arXiv:1904.09751); None for all.
+      temperature: Divides the logits. 0 is greedy: the likeliest token.
+      top_k: Keeps only the k likeliest tokens; None keeps all.
+      top_p: Keeps the likeliest tokens until their probabilities reach p, nucleus sampling (Holtzman et al.,
+        arXiv:1904.09751); None keeps all.
 
     Raises:
       ValueError: A temperature below 0, a `top_k` below 1, or a `top_p` that is not in (0, 1].
@@ -60,7 +60,7 @@ GREEDY = Sampler(temperature=0.0)
 
 
 def _drawn(weights, draws):
-    """The index at which the running sum of `weights [b, m]` first exceeds the share `draws [b]` of the whole."""
+    """The first index at which the running sum of `weights [b, m]` exceeds the share `draws [b]` of their sum."""
     sums = ops.cumsum(weights, axis=-1)
     reached = ops.cast(draws, sums.dtype)[:, None] * sums[:, -1:]
     passed = ops.sum(ops.cast(sums <= reached, "int32"), axis=-1)

@@ -15,13 +15,13 @@ from flash_tf.models.language_model import MODELS, LanguageModel, unpack
 from flash_tf.models.states import Layout
 from kernels_xla.common.spec import State, Tensor
 
-UNSETTLED = " \t\r\n\ufffd"  # at the end of a text: the next token may make something else of them
+UNSETTLED = " \t\r\n\ufffd"  # at the end of a text, the next token may change these
 
 
 @MODELS.register("causal_lm")
 @keras.saving.register_keras_serializable("flash_tf")
 class CausalLM(LanguageModel):
-    """Token ids `[b, n]` -> logits `[b, n, V]` of the token that follows each.
+    """Token ids `[b, n]` -> logits `[b, n, V]` of each next token.
 
     Constructor: see `LanguageModel`.
 
@@ -30,8 +30,8 @@ class CausalLM(LanguageModel):
       padding_mask: Bool `[b, n]`, True at real tokens; by default Keras' own mask of the ids, if there is one.
       segment_ids: Integers `[b, n]`, 0 at padding, one number a packed document.
       positions: Integers `[b, n]` or `[1, n]`.
-      prefix_mask: Bool `[b, n]`, True at tokens of a prefix, which all tokens of their text see, earlier ones too; for
-        mixers that take one: see `GatedAttentionUnit`.
+      prefix_mask: Bool `[b, n]`, True at the tokens of a prefix. All tokens of their text see them, even earlier ones.
+        Only for mixers that support it; see `GatedAttentionUnit`.
 
     Returns:
       Logits `[b, n, V]` in the compute dtype.
@@ -65,15 +65,15 @@ class CausalLM(LanguageModel):
 
         Args:
           batch: Rows.
-          capacity: The most tokens of a row; None where the mixer's state does not grow with the text, as FLASH's.
+          capacity: The most tokens of a row; None if the mixer's state has a constant size, as in FLASH.
 
         Returns:
-          A flat dictionary of tensors, each with the rows as its first axis: `block_0/<name>` and so on for what the
-          mixer of each block keeps, and `position [b]`, int32, the tokens so far, once for all blocks.
+          A flat dictionary of tensors. The batch is the first axis of each. `block_0/<name>` and so on belong to the
+          mixers of the blocks. `position [b]`, int32, counts the tokens so far and is shared by all blocks.
 
         Raises:
-          ValueError: The mixer cannot stream, or `capacity` is given or missing where it must not be, or is above the
-            `max_length` of learned positions.
+          ValueError: The mixer cannot stream; `capacity` is missing or superfluous; or it is above the `max_length` of
+            learned positions.
         """
         if self.max_length is not None and capacity is not None and capacity > self.max_length:
             raise ValueError(f"{self.name} has learned positions for max_length={self.max_length}, got {capacity}")
@@ -84,11 +84,11 @@ class CausalLM(LanguageModel):
         return joined("block", states)
 
     def precompute(self, state: dict) -> list[dict]:
-        """What single steps from `state` need and depends on weights alone, for a loop to make once."""
+        """Values for single steps from `state` that depend on weights only. A loop computes them once."""
         return [mixer.precompute(own) for mixer, own in zip(self.mixers, self._split(state), strict=True)]
 
     def flush(self, state: dict) -> dict:
-        """What a step of one token with `precomputed` leaves to do, before the next: for all blocks together."""
+        """Finishes a step of one token with `precomputed`, for all blocks together. Call it before the next token."""
         states, kinds = self._split(state), self.kinds
         for kind in (kind for i, kind in enumerate(kinds) if kind not in kinds[:i]):
             alike = [i for i, other in enumerate(kinds) if other == kind]
@@ -105,22 +105,22 @@ class CausalLM(LanguageModel):
         precomputed: list[dict] | None = None,
         last: bool = False,
     ) -> tuple[Tensor, State]:
-        """Reads the next k >= 1 tokens of each row: a prompt in one call, then one token after the other.
+        """Reads the next k >= 1 tokens of each row: a whole prompt (prefill) or a single token (decoding step).
 
         Args:
-          token_ids: Integers `[b, k]`. Of learned positions there must be as many as a row gets tokens in all.
-          state: Of `initial_state` or `extend`.
-          valid: Int32 `[b]`, the real tokens at the front of each row of `token_ids`; the others leave no trace in the
-            state. None for all.
-          precomputed: Of `precompute`, for a loop with k = 1, which calls `flush` on the state before the next token.
-          last: Whether only the logits after the last real token of each row are wanted.
+          token_ids: Integers `[b, k]`. With learned positions, a row may have at most `max_length` tokens in all.
+          state: From `initial_state` or `extend`.
+          valid: Int32 `[b]`, the number of real tokens at the front of each row of `token_ids`; the others do not
+            change the state. None if all are real.
+          precomputed: From `precompute`, for a loop with k = 1 that calls `flush` before the next token.
+          last: Whether to return only the logits after the last real token of each row.
 
         Returns:
           Logits `[b, k, V]`, or `[b, 1, V]` if `last`, in the compute dtype; and the state, with the same keys.
 
         Raises:
-          ValueError: The state is of another batch or another model, or, outside of a compiled function, has no room
-            for so many tokens more.
+          ValueError: The state belongs to another batch size or model. Outside a compiled function, also if the state
+            has no room for the tokens.
 
         Example:
           >>> import numpy as np
@@ -130,7 +130,7 @@ class CausalLM(LanguageModel):
           >>> logits.shape
           TensorShape([2, 1, 100])
         """
-        rows, tokens = token_ids.shape[0], ops.shape(token_ids)[1]  # an exported program learns both when it runs
+        rows, tokens = token_ids.shape[0], ops.shape(token_ids)[1]  # in an exported program both are dynamic
         if "position" not in state or state["position"].shape != (rows,):
             given = state["position"].shape[0] if "position" in state else "no state of initial_state"
             raise ValueError(f"{self.name} needs a state of as many rows as there are token_ids, {rows}, got {given}")
@@ -161,21 +161,21 @@ class CausalLM(LanguageModel):
         seed: int = 0,
         stop_tokens: Sequence[int] | None = None,
     ) -> str | list[str] | list[list[int]]:
-        """Continues prompts of any lengths, in one compiled loop; prompts of like sizes share what is compiled.
+        """Continues prompts of any lengths in one compiled loop. Prompts of similar lengths share a program.
 
         Args:
-          prompts: Token ids of each prompt, or, where the model has a `tokenizer`, texts, or one text.
+          prompts: One text, a list of texts (if the model has a `tokenizer`), or a list of token id lists.
           max_new_tokens: The most tokens of a continuation.
-          sampler: "greedy", "sample", "beam", a `flash_tf.generation.Sampler` or a `flash_tf.generation.BeamSearch`.
-          seed: Of what is drawn. The same prompt in the same row is continued alike, whatever stands in the other rows.
-          stop_tokens: Ids that end a continuation; the end of a document by default where prompts are texts.
+          sampler: "greedy", "sample", "beam", a `flash_tf.samplers.Sampler` or a `flash_tf.samplers.BeamSearch`.
+          seed: Seed of the draws. A row's draws do not depend on the other rows.
+          stop_tokens: Ids that end a continuation. For texts, the default is the end of a document.
 
         Returns:
-          The new ids of each prompt as a list, without the stop token; or each text with its continuation.
+          For token ids: the new ids of each prompt, without the stop token. For texts: each text with its continuation.
 
         Raises:
-          ValueError: A prompt that is empty or has an id outside the vocabulary, more tokens than learned positions, a
-            mixer that cannot stream, or other bad arguments.
+          ValueError: A prompt is empty or has an id outside the vocabulary; there are more tokens than learned
+            positions; the mixer cannot stream; or another argument is bad.
 
         Example:
           >>> model = CausalLM(100, width=16, depth=2, mixer={"type": "flash", "chunk_size": 4, "key_dim": 8})
@@ -196,12 +196,12 @@ class CausalLM(LanguageModel):
         seed: int = 0,
         stop_tokens: Sequence[int] | None = None,
     ) -> Iterator[str] | Iterator[list[str | None]] | Iterator[list[int | None]]:
-        """Continues prompts as `generate` does, and gives what is new as it comes.
+        """Continues prompts as `generate` does, and yields new text or tokens as they come.
 
         Args:
           prompts: As for `generate`.
           max_new_tokens: The most tokens of a continuation.
-          sampler: As for `generate`, but no beam: its best text is known at its end only.
+          sampler: As for `generate`, except beam search, which knows its best text only at the end.
           seed: The seed of what is drawn.
           stop_tokens: As for `generate`.
 

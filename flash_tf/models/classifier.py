@@ -1,4 +1,4 @@
-"""Texts into classes: the stack of the language models, a mean over tokens, and a small network."""
+"""Text classification: the stack of the language models, mean pooling, and a small network."""
 
 import inspect
 from typing import Any
@@ -15,14 +15,14 @@ from kernels_xla.common.spec import Tensor
 class Classifier(LanguageModel):
     """Token ids `[b, n]` -> logits `[b, classes]`: `W_2 relu(W_1 mean(x) + b_1) + b_2` over the real tokens' x.
 
-    For `compile` and `fit`, with a loss from logits. Mean pooling, the learned positions that are its default, and the
-    hidden layer are those of the Long-Range Arena's models in TransNormer's Table 6 (arXiv:2210.10340, appendix).
+    Use it with `compile` and `fit`, and a loss from logits. Mean pooling, learned positions (the default) and the
+    hidden layer follow the Long-Range Arena models in TransNormer's Table 6 (arXiv:2210.10340, appendix).
 
     Args:
-      classes: Their number, 2 or more.
-      hidden: Width of the layer between.
-      **kwargs: As for `LanguageModel`, but for `head_bias`, which is of tokens; `position_embedding` is "learned" by
-        default, and needs `max_length`.
+      classes: Number of classes, 2 or more.
+      hidden: Width of the hidden layer.
+      **kwargs: As for `LanguageModel`, except `head_bias`, which belongs to a head over tokens. `position_embedding` is
+        "learned" by default and needs `max_length`.
 
     Call arguments:
       token_ids: Integers `[b, n]`, or a dictionary of all call arguments, as `fit` passes it.
@@ -41,7 +41,7 @@ class Classifier(LanguageModel):
     """
 
     causal = False
-    PARTS = 1  # of what the network sees, each as wide as the model
+    PARTS = 1  # the network reads this many vectors of the model's width
 
     def __init__(self, classes: int, hidden: int = 128, **kwargs):
         if classes < 2 or hidden < 1:

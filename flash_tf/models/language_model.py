@@ -21,7 +21,7 @@ MODELS = Registry("model", folder="flash_tf.models", common=("name", "dtype"))
 
 
 class TokenEmbedding(keras.layers.ReversibleEmbedding):
-    """An embedding whose rows are cast after they are read: the table's gradient adds up in its own dtype."""
+    """An embedding that casts rows after the lookup, so that the table's gradient is summed in the table's dtype."""
 
     def add_weight(self, *args, **kwargs) -> keras.Variable:
         return super().add_weight(*args, **{**kwargs, "autocast": False})
@@ -29,7 +29,7 @@ class TokenEmbedding(keras.layers.ReversibleEmbedding):
     def call(self, inputs: Tensor, reverse: bool = False) -> Tensor:
         if not reverse or inputs.shape[1] != 1 or self.quantization_mode:
             return super().call(inputs, reverse=reverse)
-        # By the table as it lies: a CPU's compiler would transpose it for every token.
+        # Uses the table as it is stored: XLA:CPU would transpose it for every token.
         table, rows = (ops.cast(x, self.reverse_dtype) for x in (self.embeddings, inputs[:, 0]))
         return ops.transpose(ops.matmul(table, ops.transpose(rows)))[:, None]
 
@@ -37,32 +37,32 @@ class TokenEmbedding(keras.layers.ReversibleEmbedding):
 class LanguageModel(keras.Model):
     """Token ids `[b, n]` -> logits `[b, n, V]`: `norm(x) E^T + bias`, E being the embedding.
 
-    Tied embedding and output bias are what the parameter counts of FLASH's tables imply. The options from
-    `embedding_norm` on are what those of other papers imply: a head without bias as LLaMA's, or one as RoBERTa's. A
-    subclass sets `causal` and has `call`.
+    The parameter counts of FLASH's tables imply a tied embedding and an output bias. The options from `embedding_norm`
+    on come from other papers: a head without bias as in LLaMA, or RoBERTa's head. A subclass sets `causal`
+    and has `call`.
 
     Args:
       vocabulary_size: V.
       width: d.
       depth: Number of blocks; a block is a mixer, and a feed-forward layer if there is one.
-      mixer: `{"type": name, **options}` of a mixer, but for `causal`, which the model sets; or a list of them, which
-        share the blocks in equal parts, in their order.
+      mixer: `{"type": name, **options}` of a mixer. The model sets `causal`. A list of mixers divides the blocks into
+        equal runs, in the list's order.
       feedforward: `{"type": name, **options}`, or None: a gated attention unit needs none.
       norm: "scale_norm", FLASH's for masked models, "layer_norm", for causal ones, "layer_norm_without_bias",
         "rms_norm" or "simple_rms_norm".
       position_embedding: "scaled_sin", "learned", or None.
-      max_length: The longest sequence that learned positions take; None for the others.
-      dropout: Rate on the output of every layer.
-      remat: How many blocks, from the first on, are computed again in the backward pass instead of kept, or True for
-        all: less memory, up to a third more time.
-      embedding_norm: The norm of what the first block sees, or None.
+      max_length: The longest sequence for learned positions; None for other positions.
+      dropout: Dropout rate on the output of every layer.
+      remat: Number of blocks, from the first, that the backward pass recomputes instead of keeping; True for all. It
+        saves memory and costs up to a third more time.
+      embedding_norm: The norm before the first block, or None.
       head_bias: Whether each token of the vocabulary has a bias.
-      head_norm: The norm before the head, where it is another than `norm`; None if not.
-      head_projection: Whether `gelu(W x + b)` stands before that norm, as in BERT's head for masked tokens.
+      head_norm: The norm before the head; None for `norm`.
+      head_projection: Whether `gelu(W x + b)` comes before that norm, as in BERT's head for masked tokens.
       **kwargs: Passed to `keras.Model`.
 
     Attributes:
-      tokenizer: What the methods that take text read it with; None until one is set.
+      tokenizer: The tokenizer for methods that take text; None until one is set.
     """
 
     causal: bool
@@ -165,7 +165,7 @@ class LanguageModel(keras.Model):
         self.built = True
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """Token ids and their positions `[b, n]` -> `[b, n, d]`, what the first block sees."""
+        """Token ids and their positions `[b, n]` -> `[b, n, d]`, the input of the first block."""
         n = token_ids.shape[1]
         if self.position_embedding == "learned" and n is not None and n > self.max_length:
             raise ValueError(f"{self.name} has learned positions for max_length={self.max_length} tokens, got {n}")
@@ -198,7 +198,7 @@ class LanguageModel(keras.Model):
     ) -> Tensor:
         """Token ids `[b, n]` -> normalised activations `[b, n, d]` of the last layer.
 
-        A text is one row, and a list of texts as many, those of the shorter ones padded on the right with zeros.
+        A text is one row, and a list of texts one row each. Shorter rows are padded on the right with zeros.
         """
         if isinstance(token_ids, str) or (isinstance(token_ids, list) and isinstance(token_ids[0], str)):
             token_ids, padding_mask = self._padded([token_ids] if isinstance(token_ids, str) else token_ids)
@@ -215,18 +215,18 @@ class LanguageModel(keras.Model):
         return self.final_norm(self.project(x))
 
     def _check_prefix(self, prefix_mask):
-        """The mixers that a prefix goes to, all or none; a ValueError where one takes none."""
+        """The mixers that get the prefix mask, all or none. Raises a ValueError if a mixer does not support it."""
         mixers = [] if prefix_mask is None else self.mixers
         if without := [type(mixer).__name__ for mixer in mixers if not getattr(mixer, "takes_prefix", False)]:
-            raise ValueError(f"{self.name}: a prefix_mask needs mixers that take one, as gau; {without[0]} does not")
+            raise ValueError(f"{self.name}: a prefix_mask needs mixers that support it, as gau; {without[0]} does not")
         return mixers
 
     def project(self, x: Tensor) -> Tensor:
-        """What the last block puts out -> what the norm before the head takes, both `[..., d]`."""
+        """The output of the last block -> the input of the norm before the head, both `[..., d]`."""
         return self.transform(x) if self.head_projection else x
 
     def _padded(self, texts):
-        """Token ids `[b, n]` of texts, and which of them are real."""
+        """Token ids `[b, n]` of texts, and their padding mask."""
         rows = self.tokenize(texts)
         longest = max(map(len, rows))
         ids = [[*row, *[0] * (longest - len(row))] for row in rows]
@@ -234,7 +234,7 @@ class LanguageModel(keras.Model):
         return ops.convert_to_tensor(ids, "int32"), real
 
     def compute_output_spec(self, token_ids: Tensor, *arguments, **options) -> keras.KerasTensor:
-        """Of a symbolic call; known without a trace, which an unknown length would stop on JAX."""
+        """The output of a symbolic call. Keras on JAX cannot trace an unknown length."""
         del arguments, options
         return keras.KerasTensor((*unpack(token_ids, {})["token_ids"].shape, self.vocabulary_size), self.compute_dtype)
 
@@ -261,12 +261,12 @@ class LanguageModel(keras.Model):
 
     @property
     def grows(self) -> bool:
-        """Whether the state is the larger the longer the text, in one block or all, and so needs a capacity."""
+        """Whether the state of a block grows with the text, so that it needs a capacity."""
         return any(mixer.grows for mixer in self.mixers)
 
     @property
     def obstacle(self) -> str | None:
-        """Why it cannot go on from a state, or None."""
+        """Why it cannot decode from a state, or None."""
         return next((mixer.obstacle for mixer in self.mixers if mixer.obstacle is not None), None)
 
     def flops(self, n: int, predicted: int) -> int:
@@ -275,10 +275,12 @@ class LanguageModel(keras.Model):
         return head + sum(block.inner.flops(n) for block in self.blocks)
 
     def activation_bytes(self, n: int, predicted: int, itemsize: int) -> int:
-        """Estimate of the bytes that one sequence keeps for the backward pass: layers, and logits in float32 too."""
+        """Estimated bytes that one sequence keeps for the backward pass: layers and logits."""
         again = [block.inner.activations(n) for block in self.blocks if block.remat]
         kept = [block.inner.activations(n) for block in self.blocks if not block.remat]
-        layers = len(again) * self.width + max([sum(kept), *again])  # those kept are free before one is computed again
+        layers = len(again) * self.width + max(
+            [sum(kept), *again]
+        )  # kept activations are freed before a block is recomputed
         return itemsize * n * layers + predicted * self.vocabulary_size * (4 + itemsize)
 
     def get_config(self) -> dict[str, Any]:
@@ -299,7 +301,7 @@ class LanguageModel(keras.Model):
 
     @classmethod
     def from_preset(cls, directory: str, **options) -> "LanguageModel":
-        """The model in a folder of `save_to_preset`, on any backend; `options` replace those of its constructor.
+        """The model in a folder of `save_to_preset`, on any backend; `options` override the constructor's.
 
         Raises:
           ValueError: There is no preset, its files are damaged, or it is of another class.
@@ -308,6 +310,6 @@ class LanguageModel(keras.Model):
 
 
 def unpack(inputs: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Call arguments of a model, whose first may be a dictionary of them, as `fit` passes it."""
+    """The call arguments of a model. The first may be a dictionary of all of them, as `fit` passes it."""
     given = dict(inputs) if isinstance(inputs, Mapping) else {"token_ids": inputs}
     return {**arguments, **given}

@@ -11,13 +11,13 @@ from kernels_xla.common.spec import Tensor
 @MODELS.register("masked_lm")
 @keras.saving.register_keras_serializable("flash_tf")
 class MaskedLM(LanguageModel):
-    """Token ids `[b, n]` -> logits of the original tokens, at the masked positions or at all.
+    """Token ids `[b, n]` -> logits of the original tokens, at the masked positions or everywhere.
 
     Constructor: see `LanguageModel`.
 
     Call arguments:
       token_ids: Integers `[b, n]`, or a dictionary of all call arguments, as `fit` passes it.
-      masked_positions: Integers `[b, k]`, where to run the head; None for everywhere.
+      masked_positions: Integers `[b, k]`, the positions where the head runs; None for all.
       padding_mask: Bool `[b, n]`, True at real tokens; by default Keras' own mask of the ids, if there is one.
       segment_ids: Integers `[b, n]`, 0 at padding, one number a packed document.
       positions: Integers `[b, n]` or `[1, n]`.

@@ -1,4 +1,4 @@
-"""Two texts into classes: whether one is about the other."""
+"""Classification of text pairs with two towers that share weights."""
 
 import keras
 from keras import ops
@@ -12,7 +12,7 @@ from kernels_xla.common.spec import Tensor
 class Matcher(Classifier):
     """Two texts, `[b, 2, n]` -> logits of classes `[b, classes]`: `Classifier`'s network over [x, y, x y, x - y].
 
-    x and y are the means of both texts, through one stack: the Long-Range Arena's model for Retrieval.
+    x and y are the mean-pooled outputs of one stack for both texts: the Long-Range Arena's model for Retrieval.
 
     Constructor: see `Classifier`.
 

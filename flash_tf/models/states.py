@@ -1,4 +1,4 @@
-"""Whether a decoding state is one of a model's, and has room for what comes."""
+"""Checks of decoding states: layout and room for the next tokens."""
 
 from collections.abc import Callable
 
@@ -6,24 +6,24 @@ from keras import ops
 
 from kernels_xla.common.spec import Tensor
 
-SHORT, LONG = 1024, 2048  # tokens of two states, which tell what of a state grows
+SHORT, LONG = 1024, 2048  # capacities of two states; comparing them shows which axes grow
 
 
 class Layout:
-    """What the states of a model look like, whatever their rows and their capacity.
+    """The layout of a model's states, for any batch and capacity.
 
     Args:
-      make: A capacity in tokens -> the state of one row.
+      make: A function from a capacity in tokens to the state of one row.
     """
 
     def __init__(self, make: Callable[[int], dict]):
         self._short, self._long = ({name: tuple(x.shape) for name, x in make(n).items()} for n in (SHORT, LONG))
 
     def check(self, who: str, state: dict, tokens: int, valid: Tensor | None = None) -> None:
-        """Raises a ValueError unless `state` has this layout, and room for `tokens` more of each row, or `valid` [b].
+        """Raises a ValueError unless `state` has this layout and room for `tokens` more of each row, or `valid` [b].
 
-        What rows have had is known outside of compiled functions alone: in one, a row's tokens past its capacity are
-        not kept, and it is the caller who sees to it.
+        Room can be checked outside compiled functions only. Inside one, tokens beyond the capacity are dropped, and the
+        caller must prevent that.
         """
         for name in sorted(self._short.keys() | state.keys()):
             need, got = self._short.get(name), tuple(state[name].shape) if name in state else None
@@ -42,12 +42,12 @@ class Layout:
         return len(got) == len(short) and all(f or a == b for f, a, b in zip(free, short, got, strict=True))
 
     def _capacity(self, state):
-        """The most tokens that all of a state's caches have room for, or None where nothing grows."""
+        """The number of tokens that every cache of a state has room for; None if nothing grows."""
         found = []
         for name, short in self._short.items():
             for axis, (a, b) in enumerate(zip(short, self._long[name], strict=True)):
                 if a != b:
-                    each = (LONG - SHORT) // (b - a)  # tokens of a slot, of which the last may be open
+                    each = (LONG - SHORT) // (b - a)  # tokens of a slot; the last slot may be open
                     found.append(SHORT + (state[name].shape[axis] - a) * each + each - 1)
         return min(found, default=None)
 
@@ -57,7 +57,7 @@ def _said(name, shape):
 
 
 def _number(x):
-    """The greatest of some integers, or None while a function is traced."""
+    """The largest of some integers; None while a function is traced."""
     try:
         return int(ops.max(x))
     except (TypeError, AttributeError, NotImplementedError):

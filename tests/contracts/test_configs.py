@@ -27,7 +27,7 @@ def parts_of(name):
 
 
 def thinned():
-    """Every config, of which the default tier takes those that bring a model or a layer that none before them has."""
+    """Every config. The default tier takes the configs with a model or a layer that no earlier config has."""
     seen, found = set(), []
     for name in config.names():
         found.append(pytest.param(name, marks=[pytest.mark.full] if parts_of(name) <= seen else []))

@@ -51,7 +51,7 @@ OF_THE_IMPLEMENTATION = ("form", "block_size")  # options that change the speed 
 BESIDE = {  # what a value needs
     ("kernel", "softmax"): {"relative_bias": False},  # softmax takes no bias
     ("features", "elu"): {"normalizer": "rms"},  # it may be negative
-    ("random_features", 24): {"features": "favor"},  # of which alone they are
+    ("random_features", 24): {"features": "favor"},  # only "favor" has them
     ("parts", "global"): {"relative_bias": False},  # across chunks there is none
     ("lrpe", True): {"normalizer": "rms"},  # so may what it turns
 }
@@ -119,7 +119,7 @@ def cases(registry, changed=True):
 
 
 def thinned(registry, changed=True):
-    """`cases`, of which the default tier takes the layers at their defaults; without `changed`, each in one form."""
+    """`cases`. The default tier takes the layers at their defaults; without `changed`, each in one form."""
     plain = [case.id for case in cases(registry, changed=False)]
     kept = [id for id in plain if changed or f"{id}-causal=True" not in plain]
     full = lambda case: [] if case.id in kept else [pytest.mark.full]  # noqa: E731

@@ -83,7 +83,7 @@ def rows_of(kind, n=N):
 
 
 def real(ids, *lengths):
-    """The mask of rows of which so many tokens are real."""
+    """The padding mask of rows with `lengths` real tokens."""
     return np.broadcast_to(np.arange(ids.shape[-1]) < np.reshape(lengths, (B, *[1] * (ids.ndim - 1))), ids.shape)
 
 

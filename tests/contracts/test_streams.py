@@ -42,7 +42,7 @@ def start(layer, rows=B):
 
 
 def extender(part):
-    """`part.extend` of arrays; that of single tokens compiled, as loops would have it."""
+    """`part.extend` of arrays; compiled for single tokens, as in a loop."""
     one = compiled(lambda x, state, valid: part.extend(x, state, valid=valid))
 
     def extend(x, state, valid=None, **options):

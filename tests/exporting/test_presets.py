@@ -94,7 +94,7 @@ def test_a_quantized_model_is_refused_and_the_preset_that_is_there_stays(tmp_pat
     model.save_to_preset(str(tmp_path))
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     model.quantize("int8")
-    with pytest.raises(ValueError, match="was quantized, and no preset of it can be read again"):
+    with pytest.raises(ValueError, match="is quantized, and Keras cannot read such a preset again"):
         model.save_to_preset(str(tmp_path))
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 

@@ -72,7 +72,7 @@ def test_a_text_that_ends_competes_with_longer_ones_by_its_length(model, likelih
             length = text.index(stop) + 1 if stop in text else STEPS
             if row[:length].sum() / length**penalty > value:
                 best, value = text[: length - (stop in text)], row[:length].sum() / length**penalty
-        # Six beams lose a prefix only if six others are likelier, which those of this model's best texts are not.
+        # Six beams lose a prefix only if six others are likelier. Prefixes of this model's best texts are not lost.
         assert model.generate([prompt], STEPS, BeamSearch(V, penalty), stop_tokens=[stop])[0] == best, stop
 
 

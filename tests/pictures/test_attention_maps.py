@@ -94,7 +94,7 @@ def test_rows_of_softmax_add_up_to_one(name, options):
 def test_every_map_is_of_a_mixer_and_a_mixer_without_one_is_said_to_have_none():
     assert DRAWN and set(DRAWN) <= set(MIXERS.names())
     for name in {*MIXERS.names(), "a_new_one"} - set(DRAWN):
-        with pytest.raises(ValueError, match=f"mixer '{name}' has no maps to draw: .* has those of .*flash"):
+        with pytest.raises(ValueError, match=f"mixer '{name}' has no attention maps; these mixers have: .*flash"):
             attention_maps.of(name)
 
 

@@ -1,9 +1,9 @@
-"""The attention weights of mixers as maps, computed again from a layer's weights: one file a mixer, named as it is.
+"""Attention maps of mixers, recomputed from a layer's weights: one file a mixer, named after it.
 
-A file `<registered name of the mixer>.py` has one function, `parts(mixer, x)`: a built layer, and what it is called
-with for one text, float64 `[n, d]` -> a list of `Part`. What they put out, added up, with the bias of the layer's
-`out_projection` if it has one, is what the layer puts out; the tests hold each to that. A mixer without a file can do
-everything but be looked at.
+A file `<registered name of the mixer>.py` has one function, `parts(mixer, x)`. It takes a built layer and its input for
+one text, float64 `[n, d]`, and returns a list of `Part`. The outputs of the parts add up to the layer's output without
+the bias of `out_projection`, and the tests check this. A mixer without a file works everywhere except in
+`flash-tf inspect`.
 """
 
 import importlib
@@ -15,13 +15,13 @@ import numpy as np
 
 
 class Part(NamedTuple):
-    """A sum over tokens that a mixer's output is made of.
+    """One sum over tokens; a mixer's output is the sum of its parts.
 
     Attributes:
-      name: "local", "global", or "attention" where there is but one.
-      weights: What query i takes of token j, `[h, i, j]`; 0 where it does not see it.
-      seen: Whether it sees it, `[i, j]`.
-      output: What the part adds to the layer's output, `[n, d]`.
+      name: "local", "global", or "attention" if there is only one.
+      weights: The weight of token j for query i, `[h, i, j]`; 0 if the query does not see the token.
+      seen: Whether query i sees token j, `[i, j]`.
+      output: The part's contribution to the layer's output, `[n, d]`.
     """
 
     name: str
@@ -31,12 +31,12 @@ class Part(NamedTuple):
 
 
 def of(name: str) -> Callable[..., list[Part]]:
-    """The function of the mixer that configs call `name`.
+    """The `parts` function of the mixer with the registered name `name`.
 
     Raises:
-      ValueError: When it has none.
+      ValueError: The mixer has no attention maps.
     """
     known = sorted(module.name for module in pkgutil.iter_modules(__path__))
     if name not in known:
-        raise ValueError(f"mixer {name!r} has no maps to draw: {__name__} has those of {', '.join(known)}")
+        raise ValueError(f"mixer {name!r} has no attention maps; these mixers have: {', '.join(known)}")
     return importlib.import_module(f"{__name__}.{name}").parts

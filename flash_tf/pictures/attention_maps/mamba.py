@@ -1,4 +1,4 @@
-"""Mamba: what a token's output takes of earlier ones, by what each of them adds to a state and what is left of it.
+"""Mamba: the weight of an earlier token is its contribution to the state times the decay since then.
 
 Every channel has weights of its own; drawn is their mean. Tokens are those behind the convolution.
 """

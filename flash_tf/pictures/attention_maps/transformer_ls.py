@@ -7,7 +7,7 @@ from flash_tf.pictures.formulas import array, cut, dense, heads, softmax, togeth
 
 
 def parts(mixer, x: np.ndarray) -> list[Part]:
-    """The window's sum, and that of the landmarks, whose values a norm has changed; see the folder."""
+    """The sum over the window, and the sum over the normalised landmarks; see the folder."""
     h, n, c, r = mixer.heads, len(x), mixer.chunk_size, mixer.landmarks
     q, k, v = cut(dense(mixer.in_projection, x), [mixer.width] * 3)
     q, k, v = (heads(part, h) for part in (q, _normalised(mixer.near_norm, k), _normalised(mixer.near_norm, v)))
