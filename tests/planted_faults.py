@@ -174,7 +174,7 @@ def main():
     faults = [fault for fault in read_faults() if options.only in fault.file or options.only in fault.name]
     _import_libraries()
     results = []
-    # Of processes that may have children, as tests of training do: those of a `multiprocessing.Pool` may not.
+    # Tests of training start child processes, which workers of a `multiprocessing.Pool` must not do.
     with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("fork")) as pool:
         for fault, test, seconds, end in pool.map(try_fault, faults):
             results.append((fault, test))

@@ -20,7 +20,7 @@ CPU_SECONDS = 600  # five minutes on two cores
 
 
 def unigram_perplexity(tokenizer):
-    """That of the validation split's tokens, each with its share of the training split's."""
+    """The perplexity of the validation tokens under the training split's unigram shares."""
     source, counts = SOURCES.build({"type": "python_stdlib"}), {}
     for split in ("train", "validation"):
         texts = [text for shard in source.shards(split) for text in source.documents(split, shard)]
