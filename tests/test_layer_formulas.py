@@ -1,9 +1,11 @@
 """Layers around a kernel or an activation, each against its formula in NumPy."""
 
+import keras
 import numpy as np
 import pytest
 
 from flash_tf.layers import GLU, MLP, GatedAttentionUnit, MixedChunkAttention, MultiHeadSelfAttention
+from flash_tf.layers.streaming import normalized
 from tests.backends import tensors, to_numpy
 from tests.numerics import FLOAT32, relative_error
 from tests.oracles import ORACLES
@@ -69,3 +71,11 @@ def test_a_feedforward_layer_activates_its_first_branch():
     assert relative_error(output(layer), dense(layer.out_projection, silu(gate) * value)) < FLOAT32
     layer = built(MLP, hidden=6, activation="silu")
     assert relative_error(output(layer), dense(layer.out_projection, silu(dense(layer.in_projection, X)))) < FLOAT32
+
+
+@pytest.mark.parametrize("shape", [(1, 1, D), (B, 1, D)])
+def test_a_layer_norm_in_a_stream_is_that_of_keras(shape):
+    norm = keras.layers.LayerNormalization()
+    norm.build(shape)
+    x = tensors({"x": 1 + 2 * X[: shape[0], :1]}, "float32")["x"]
+    assert relative_error(to_numpy(normalized(norm, x)), to_numpy(norm(x))) < FLOAT32

@@ -102,8 +102,10 @@ def test_without_clipping_the_mean_over_all_tokens_is_applied(case):
     assert_equal(gradient, weighted(means(sums)))
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("sections", [{"model": {"depth": 1}}, CAUSAL], ids=["masked", "causal"])
+@pytest.mark.parametrize(
+    "sections",
+    [pytest.param({"model": {"depth": 1}}, id="masked"), pytest.param(CAUSAL, id="causal", marks=pytest.mark.full)],
+)
 def test_two_micro_batches_give_the_steps_of_one_batch(tmp_path, sections):
     runs.corpus(tmp_path)
     path = runs.write(tmp_path, **sections)
