@@ -9,6 +9,7 @@ from typing import Literal
 
 from keras import ops
 
+from kernels_xla.common.accumulate import sum_dtype
 from kernels_xla.common.masks import attention_mask, documents, strips, zero_outside
 from kernels_xla.common.rotary import relative_bias
 from kernels_xla.common.spec import KernelSpec, Stream, Tensor
@@ -106,7 +107,7 @@ def attend(q, k, v, bias, seen, tokens, scale):
 
     Both scales are relu(c[i] q . k + d[i] bias)^2. The factor c goes on q, which is narrower than the scores.
     """
-    n = ops.cast(ops.reshape(tokens, (*ops.shape(tokens), 1)), "float32")  # [i, 1] or [b, i, 1]
+    n = ops.cast(ops.reshape(tokens, (*ops.shape(tokens), 1)), sum_dtype(q))  # [i, 1] or [b, i, 1]
     content, added = (
         (ops.rsqrt(n * q.shape[-1]), ops.rsqrt(n)) if scale == "normalized" else (1.0 / n, ops.ones_like(n))
     )
