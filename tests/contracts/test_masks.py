@@ -88,6 +88,7 @@ def test_cross_attention_takes_the_mask_of_its_memory():
     assert relative_error(to_numpy(layer(x, table(LONG))), to_numpy(layer(x, table(IDS)))) < FLOAT32
 
 
+@pytest.mark.one_backend
 @every_mixer
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
 def test_what_is_no_number_at_padding_reaches_no_output_and_no_gradient(kind, causal, wrong):
