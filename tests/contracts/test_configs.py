@@ -237,7 +237,9 @@ def test_flops_are_those_of_the_formulas(name):
     loaded, model, said = described(name)
     n, d = loaded.data.sequence_length, model.width
     for mixer in model.mixers:
-        assert mixer.flops(n) == n * forward_flops(mixer, n)
+        formula = n * forward_flops(mixer, n)
+        needed = f"{type(mixer).__name__}.flops({n}) needs {formula}, by tests/mixer_flops.py"
+        assert mixer.flops(n) == formula, f"{needed}, got {mixer.flops(n)}"
     feedforward = 0
     if model.feedforward:
         matrices, hidden = {"mlp": (2, 4 * d), "glu": (3, round(8 * d / 3))}[model.feedforward["type"]]

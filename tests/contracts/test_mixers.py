@@ -92,6 +92,8 @@ def others(name, value):
         return [other for other in OTHER[name] if other != value]
     if isinstance(value, bool):
         return [not value]
+    if not isinstance(value, int | float | None):
+        raise ValueError(f"option {name} needs a line in OTHER of {__name__}, a value beside {value!r}; got none")
     return [24] if value is None else [2 * value]
 
 

@@ -22,8 +22,23 @@ def _formula(module: ModuleType) -> Callable:
     return max(own, key=lambda function: function.__code__.co_firstlineno)
 
 
+class _OfKernels(dict):
+    """What the files have, by kernel. A kernel without a file raises a KeyError that says which one it needs."""
+
+    def __missing__(self, kernel: str):
+        needed = f"{formulas.__name__.replace('.', '/')}/{kernel}.py"
+        raise KeyError(f"kernel {kernel!r} needs an oracle in {needed}, got no such file")
+
+
+def _options(module: ModuleType, name: str):
+    if not hasattr(module, name):
+        file = module.__name__.replace(".", "/")
+        raise AttributeError(f"{file}.py needs {name}, the kernel's options: see tests/oracles/__init__.py; got none")
+    return getattr(module, name)
+
+
 _NAMES = [module.name for module in pkgutil.iter_modules(formulas.__path__)]
 _MODULES = {name: importlib.import_module(f"{formulas.__name__}.{name}") for name in _NAMES}
-ORACLES = {name: _formula(module) for name, module in _MODULES.items()}
-CASES = {name: module.CASES for name, module in _MODULES.items()}
-TIMED = {name: module.TIMED for name, module in _MODULES.items()}
+ORACLES = _OfKernels({name: _formula(module) for name, module in _MODULES.items()})
+CASES = _OfKernels({name: _options(module, "CASES") for name, module in _MODULES.items()})
+TIMED = _OfKernels({name: _options(module, "TIMED") for name, module in _MODULES.items()})
