@@ -40,7 +40,7 @@ def test_the_strongest_and_the_weakest_decay_are_exact_and_have_finite_gradients
 
 
 @of_tensorflow
-@pytest.mark.parametrize("xla", [False, True])
+@pytest.mark.parametrize("xla", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_a_length_that_is_known_only_at_run_time_gives_the_same_value_and_gradients(xla):
     import tensorflow as tf
 

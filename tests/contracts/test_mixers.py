@@ -220,7 +220,7 @@ def chosen_alike(layer, exact, x):
 )
 def test_the_dtype_policy_decides_the_dtypes_of_weights_and_output(cls, policy):
     layer, x = built(cls, defaults(cls), policy), normal(B, N, D)
-    out = layer(ops.convert_to_tensor(x))
+    out = on_jax_compiled(layer.__call__)(ops.convert_to_tensor(x))
     assert keras.backend.standardize_dtype(out.dtype) == keras.DTypePolicy(policy).compute_dtype
     assert {w.dtype for w in layer.weights} == {keras.DTypePolicy(policy).variable_dtype}
     exact = built(cls, defaults(cls))

@@ -34,7 +34,8 @@ each_other = pytest.mark.parametrize(arguments, [c for c in thinned(MIXERS) if c
 each_plain = pytest.mark.parametrize(
     arguments, [c for c in cases(MIXERS, changed=False) if not c.values[0](**c.values[1]).obstacle]
 )
-each_mixer = pytest.mark.parametrize("kind", [k for k in MIXERS.names() if not never_causal(MIXERS.get(k))])
+DECODERS = [kind for kind in MIXERS.names() if not never_causal(MIXERS.get(kind))]
+each_mixer = pytest.mark.parametrize("kind", DECODERS)
 
 
 def start(layer, rows=B):

@@ -214,6 +214,7 @@ def interrupted(folder, number, *, after):
     return process.returncode, Path(out.name).read_text(), Path(err.name).read_text()
 
 
+@pytest.mark.full
 def test_a_signal_saves_and_ends_with_128_plus_its_number_and_the_same_command_goes_on(tmp_path):
     runs.corpus(tmp_path)
     train = {"steps": 10**6, "steps_per_loop": 5, "checkpoint_every": 10**6}

@@ -127,7 +127,6 @@ def whole(model, tokenizer, text, window=None):
     return total, len(ids) - 1
 
 
-@pytest.mark.full
 def test_a_document_of_any_length_scores_as_in_one_pass(trained):
     model, tokenizer, _, folder = trained
     text = (folder.parent / "validation.txt").read_text()
@@ -151,7 +150,6 @@ def test_a_model_with_a_cache_scores_in_windows_of_its_training(name, tmp_path):
     assert row["log_likelihood"] == pytest.approx(total, rel=numerics.FLOAT32)
 
 
-@pytest.mark.full
 def test_the_commands_say_what_the_functions_give(trained, tmp_path):
     model, tokenizer, _, folder = trained
     prompt = " ".join((folder.parent / "train.txt").read_text().split()[:3])
