@@ -10,7 +10,7 @@ from flash_tf.layers.block import ResidualBlock
 from flash_tf.layers.feedforward.glu import GLU
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.models import MODELS
-from tests.backends import compiled, tensors, to_numpy
+from tests.backends import compiled, full_on_jax, on_jax_compiled, tensors, to_numpy
 from tests.contracts.test_mixers import (
     SMALL,
     B,
@@ -44,6 +44,7 @@ def start(layer, rows=B):
 
 def extender(part):
     """`part.extend` of arrays; compiled for single tokens, as in a loop."""
+    many = on_jax_compiled(lambda x, state, valid: part.extend(x, state, valid=valid))
     one = compiled(lambda x, state, valid: part.extend(x, state, valid=valid))
 
     def extend(x, state, valid=None, **options):
@@ -53,7 +54,7 @@ def extender(part):
             y, state = one(x, state, valid)
         else:
             valid = None if valid is None else ops.convert_to_tensor(valid, "int32")
-            y, state = part.extend(x, state, valid=valid, **options)
+            y, state = part.extend(x, state, valid=valid, **options) if options else many(x, state, valid)
         return to_numpy(y), state
 
     return extend
@@ -240,6 +241,7 @@ def test_prompts_of_different_lengths_go_on_together(kind):
     assert to_numpy(state["position"]).tolist() == (lengths + C + 2).tolist()
 
 
+@full_on_jax
 @each_mixer
 def test_rows_of_a_models_state_can_be_gathered_and_go_on(kind):
     model, ids, order = model_of(kind), token_ids(B, N), [1, 1]
