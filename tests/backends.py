@@ -4,22 +4,9 @@ import functools
 
 import keras
 import numpy as np
-import pytest
 from keras import ops
 
 from tests.numerics import SIZES, at, real_tokens
-
-_full_on_jax = [pytest.mark.full] if keras.backend.backend() == "jax" else []
-
-
-def full_on_jax(test):
-    """Marks a test as `full` on JAX alone, for which it says little more than it says on TensorFlow."""
-    return _full_on_jax[0](test) if _full_on_jax else test
-
-
-def thinned_on_jax(values, *kept):
-    """Parameters of a test: on JAX, which compiles for each, all but those that are `kept` are `full`."""
-    return [value if value in kept else pytest.param(value, marks=_full_on_jax) for value in values]
 
 
 def tensors(arrays, dtype):

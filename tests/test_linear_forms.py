@@ -9,7 +9,7 @@ from keras import ops
 
 from kernels_xla import gla, linear_attention, retention
 from kernels_xla.common.recurrence import doubling, entering, fitting, running
-from tests import numerics
+from tests import numerics, tiers
 from tests.backends import call, differentiate, once, tensors, to_numpy
 from tests.numerics import FLOAT32, SIZES, errors, inputs, relative_error
 from tests.oracles import ORACLES
@@ -142,7 +142,7 @@ def test_a_chunk_of_padding_alone_passes_the_state_of_its_document_on(spec):
 
 @pytest.mark.skipif(ON_JAX, reason="JAX knows every length")
 @each_kernel
-@pytest.mark.parametrize("xla", [False, pytest.param(True, marks=pytest.mark.full)])
+@pytest.mark.parametrize("xla", tiers.thinned([False, True], False))
 def test_a_length_that_is_known_only_at_run_time_gives_the_same_value_and_gradients(spec, xla):
     import tensorflow as tf
 

@@ -11,6 +11,7 @@ from keras import ops
 
 from flash_tf.layers import Mamba
 from kernels_xla.mamba import selective_scan
+from tests import tiers
 from tests.backends import call, differentiate, tensors, to_numpy
 from tests.numerics import FLOAT32, SIZES, errors, inputs, relative_error
 from tests.oracles import ORACLES
@@ -40,7 +41,7 @@ def test_the_strongest_and_the_weakest_decay_are_exact_and_have_finite_gradients
 
 
 @of_tensorflow
-@pytest.mark.parametrize("xla", [False, pytest.param(True, marks=pytest.mark.full)])
+@pytest.mark.parametrize("xla", tiers.thinned([False, True], False))
 def test_a_length_that_is_known_only_at_run_time_gives_the_same_value_and_gradients(xla):
     import tensorflow as tf
 

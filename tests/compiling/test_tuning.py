@@ -85,6 +85,7 @@ def test_a_tile_goes_into_a_config_that_has_its_mixer_from_a_base(tmp_path, own)
     assert yaml.safe_load(path.read_text())["base"] == base
 
 
+@pytest.mark.full
 def test_a_chunk_of_the_model_is_timed_and_the_config_stays(tmp_path):
     path = written(tmp_path, runs.MIXER)
     before = Path(path).read_text()

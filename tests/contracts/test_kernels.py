@@ -10,8 +10,8 @@ from keras import ops
 
 import kernels_xla
 from kernels_xla.common.chunking import GROUP
-from tests import backends, numerics, oracles
-from tests.backends import compiled, full_on_jax, once, start, tensors, to_numpy, value_and_gradients
+from tests import backends, numerics, oracles, tiers
+from tests.backends import compiled, once, start, tensors, to_numpy, value_and_gradients
 from tests.numerics import FLOAT32, SIZES, at, errors, inputs, masks, real_tokens, relative_error, rows, tokens
 from tests.oracles import ORACLES
 
@@ -45,7 +45,7 @@ def layouts(spec):
 def case_of(spec, case, layout=None, full=False):
     """Parameters of a test. On JAX, which compiles each, the default tier takes one case of a kernel, in one layout."""
     said = [] if layout is None else [layout]
-    if keras.backend.backend() == "jax":
+    if tiers.ON_JAX:
         full = case != CHOSEN[spec.name] or layout not in (None, layouts(spec)[-1])
     marks = [pytest.mark.full] if full else []
     return pytest.param(spec, case, *said, id="-".join([name_of(spec, case), *said]), marks=marks)
@@ -149,7 +149,7 @@ def test_fast_equals_the_oracle_at_any_length(spec, case):
         assert error < FLOAT32, f"n={n}: {error}"
 
 
-@full_on_jax
+@tiers.full_on_jax
 @each_chunked
 @pytest.mark.parametrize("ends", [pytest.param(0, id="whole", marks=pytest.mark.full), pytest.param(-1, id="masked")])
 def test_fast_equals_the_reference_over_more_than_one_group_of_chunks(spec, case, ends):
@@ -160,7 +160,7 @@ def test_fast_equals_the_reference_over_more_than_one_group_of_chunks(spec, case
     assert max(found.values()) < FLOAT32, found
 
 
-@full_on_jax
+@tiers.full_on_jax
 @every_kernel
 def test_bfloat16_loses_at_most_twice_what_the_reference_loses(spec, case):
     want = exact(spec, case)

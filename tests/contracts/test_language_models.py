@@ -8,7 +8,8 @@ import pytest
 
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.models import MODELS
-from tests.backends import full_on_jax, to_numpy
+from tests import tiers
+from tests.backends import to_numpy
 from tests.contracts.test_mixers import TWO
 from tests.contracts.test_models import MIXER, SMALL, B, C, D, N, V, each_position, model_of, token_ids
 from tests.numerics import FLOAT32, relative_error
@@ -67,7 +68,7 @@ def test_a_document_packed_in_a_row_equals_itself_alone(positions):
         assert relative_error(packed[:, span], to_numpy(model(ids[:, span]))) < FLOAT32
 
 
-@full_on_jax
+@tiers.full_on_jax
 @each_model
 @pytest.mark.parametrize("mixer", MIXERS.names())
 def test_a_model_is_causal_exactly_when_it_says_so(kind, mixer):

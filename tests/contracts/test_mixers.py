@@ -11,7 +11,8 @@ from flash_tf.layers import ResidualBlock
 from flash_tf.layers.feedforward import FEEDFORWARDS
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.models import MODELS
-from tests.backends import compiled, full_on_jax, on_jax_compiled, tensors, to_numpy, value_and_gradients
+from tests import tiers
+from tests.backends import compiled, on_jax_compiled, tensors, to_numpy, value_and_gradients
 from tests.numerics import (
     ALIVE_GRADIENT,
     ALIVE_OUTPUT,
@@ -166,6 +167,7 @@ def outputs(layer, x, **masked):
 
 
 @pytest.mark.one_backend
+@pytest.mark.full
 @each_plain_layer
 def test_every_option_is_in_the_config_and_survives_a_round_trip(cls):
     changed = dict(changes(cls))
@@ -210,14 +212,7 @@ def chosen_alike(layer, exact, x):
 
 
 @each_plain_layer
-@pytest.mark.parametrize(
-    "policy",
-    [
-        pytest.param("float32", marks=pytest.mark.full),
-        pytest.param("bfloat16", marks=pytest.mark.full),
-        "mixed_bfloat16",
-    ],
-)
+@pytest.mark.parametrize("policy", tiers.thinned(["float32", "bfloat16", "mixed_bfloat16"], "mixed_bfloat16"))
 def test_the_dtype_policy_decides_the_dtypes_of_weights_and_output(cls, policy):
     layer, x = built(cls, defaults(cls), policy), normal(B, N, D)
     out = on_jax_compiled(layer.__call__)(ops.convert_to_tensor(x))
@@ -228,7 +223,7 @@ def test_the_dtype_policy_decides_the_dtypes_of_weights_and_output(cls, policy):
     assert relative_error(to_numpy(out), want) < BFLOAT16_LAYER
 
 
-@full_on_jax
+@tiers.full_on_jax
 @each_plain_layer
 @pytest.mark.parametrize(
     "around",
@@ -314,7 +309,7 @@ def test_no_output_of_a_causal_mixer_has_a_gradient_from_a_later_token(cls, opti
 
 
 @pytest.mark.one_backend
-@each_default
+@each_default_once
 def test_output_and_every_gradient_are_alive_at_initialisation(cls, options):
     n, width = 512, 768  # weights of N(0, 0.02) are made for wide models
     layer = cls(**{**options, **{k: 128 for k in ("chunk_size", "key_dim") if k in options}})
@@ -366,7 +361,7 @@ def test_lora_on_every_dense_layer_changes_no_output_and_freezes_the_kernels(kin
 
 
 @pytest.mark.one_backend
-@each_plain_mixer
+@pytest.mark.parametrize("kind", tiers.thinned(MIXERS.names(), "flash"))
 def test_int8_keeps_the_outputs_of_a_model_close(kind):
     model, ids = model_of(kind)
     before = to_numpy(model(ids))

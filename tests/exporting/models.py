@@ -4,7 +4,6 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
-import pytest
 import yaml
 
 from flash_tf import config
@@ -75,11 +74,6 @@ def exported(model_dir, out, **options):
     run = restored(model_dir)
     options = saved_model.Options(**{"new_tokens": NEW, "top_k": 3, **options})
     return run, saved_model.export(run, str(out), options, lambda line: None)
-
-
-def thinned(names, *kept):
-    """Parameters of a fixture. The default tier takes the `kept` ones."""
-    return [pytest.param(name, marks=[] if name in kept else [pytest.mark.full]) for name in names]
 
 
 @dataclasses.dataclass

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from flash_tf.exporting import lite, saved_model
 from flash_tf.models.masked_lm import MaskedLM
+from tests import tiers
 from tests.backends import to_numpy
 from tests.exporting import models
 from tests.numerics import FLOAT32, relative_error
@@ -22,7 +23,7 @@ NAMES = [
 ]
 
 
-@pytest.fixture(scope="module", params=models.thinned(NAMES, "causal-flash"))
+@pytest.fixture(scope="module", params=tiers.thinned(NAMES, "causal-flash"))
 def converted(request, tmp_path_factory):
     """A model and the interpreter of its file."""
     folder = tmp_path_factory.mktemp("lite")

@@ -9,7 +9,7 @@ from keras import ops
 from flash_tf.generation import BeamSearch
 from flash_tf.models.causal_lm import CausalLM
 from tests.backends import to_numpy
-from tests.contracts.test_streams import DECODERS, model_of, token_ids
+from tests.contracts.test_streams import model_of, one_of_each_state, token_ids
 
 V, STEPS, PROMPT = 6, 3, 9
 
@@ -76,9 +76,7 @@ def test_a_text_that_ends_competes_with_longer_ones_by_its_length(model, likelih
         assert model.generate([prompt], STEPS, BeamSearch(V, penalty), stop_tokens=[stop])[0] == best, stop
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[] if kind in ("flash", "gau") else [pytest.mark.full]) for kind in DECODERS]
-)
+@one_of_each_state
 def test_rows_of_a_batch_do_not_mix(kind):
     model, ids = model_of(kind), token_ids(3, 7).tolist()
     prompts = [ids[0], ids[1][:3], ids[2][:1]]

@@ -10,8 +10,8 @@ from keras import ops
 from flash_tf.generation import decode, greedy
 from flash_tf.models.causal_lm import CausalLM
 from flash_tf.models.masked_lm import MaskedLM
-from tests.backends import compiled, thinned_on_jax, to_numpy
-from tests.contracts.test_streams import DECODERS, B, C, V, begun, model_of, token_ids
+from tests.backends import compiled, to_numpy
+from tests.contracts.test_streams import B, C, V, begun, model_of, one_of_each_state, token_ids
 from tests.numerics import FLOAT32, relative_error
 
 STEPS = C + 3  # across the end of a chunk
@@ -32,8 +32,8 @@ def prefilled(model, ids, **options):
     return ops.convert_to_tensor(ids[:, -1]), state
 
 
-@pytest.mark.parametrize("kind", thinned_on_jax(DECODERS, "flash", "gau"))
-@pytest.mark.parametrize("rows", thinned_on_jax([1, 2], 2))
+@one_of_each_state
+@pytest.mark.parametrize("rows", [1, 2])
 def test_greedy_decoding_equals_reading_the_text_anew_for_each_token(kind, rows):
     model, ids = model_of(kind), token_ids(rows, 19)
     want = continued(model, ids, STEPS)

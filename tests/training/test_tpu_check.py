@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from flash_tf.training import loop
 from scripts import tpu_check
+from tests import tiers
 from tests.training import runs
 
 VARIANTS = {
@@ -31,9 +32,7 @@ def both_steps(path, folder):
     return [{name: x.numpy() for name, x in side.items()} for side in (tensors, real)]
 
 
-@pytest.mark.parametrize(
-    "name", ["masked_lm", *(pytest.param(name, marks=pytest.mark.full) for name in VARIANTS if name != "masked_lm")]
-)
+@pytest.mark.parametrize("name", tiers.thinned(VARIANTS, "masked_lm"))
 def test_the_step_on_tensors_leaves_what_the_training_step_leaves(tmp_path, name):
     model, scope = VARIANTS[name]
     runs.corpus(tmp_path)

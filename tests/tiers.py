@@ -1,0 +1,16 @@
+"""What the default tier of tests leaves to the full one, beside tests that carry the mark `full` itself."""
+
+import keras
+import pytest
+
+ON_JAX = keras.backend.backend() == "jax"
+
+
+def thinned(values, *kept):
+    """Parameters of a test or a fixture: all but those that are `kept` are `full`."""
+    return [value if value in kept else pytest.param(value, marks=pytest.mark.full) for value in values]
+
+
+def full_on_jax(test):
+    """Marks a test as `full` on JAX alone, for which it says little more than it says on TensorFlow."""
+    return pytest.mark.full(test) if ON_JAX else test
