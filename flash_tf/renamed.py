@@ -11,6 +11,15 @@ MIXERS = {
     "gated_linear_attention": "gla",
 }
 OPTIONS = {"tile": "block_size"}  # of mixers
+VARIABLES = {  # today's ending of a variable's path -> the ending in old checkpoints
+    f"{kind}_lin_{head}": f"{kind}_{head}_lin" for kind in ("gamma", "beta") for head in "qk"
+}
+
+
+def old_variable(path: str) -> str:
+    """The path that a variable has in old checkpoints."""
+    folder, slash, name = path.rpartition("/")
+    return folder + slash + VARIABLES.get(name, name)
 
 
 def options(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def test_queries_and_keys_across_chunks_are_those_inside_scaled_offset_and_rotat
     q, k, v = np.split(dense(layer.in_projection, x), 3, axis=-1)
     scale = {w.name: to_numpy(w.value) for part in (layer.query_scale, layer.key_scale) for w in part.weights}
     heads = {"q": q, "k": k}
-    heads |= {f"{name}_lin": scale[f"gamma_{name}_lin"] * y + scale[f"beta_{name}_lin"] for name, y in heads.items()}
+    heads |= {f"lin_{name}": scale[f"gamma_lin_{name}"] * y + scale[f"beta_lin_{name}"] for name, y in heads.items()}
     positions = np.broadcast_to(np.arange(N), (B, N))
     turned = {name: ORACLES["rotary"](part.reshape(B, N, H, D // H), positions) for name, part in heads.items()}
     out = ORACLES["mc_tfm"](**turned, v=v.reshape(B, N, H, D // H), chunk_size=C, causal=causal)

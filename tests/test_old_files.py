@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import flash_tf as ft
+from flash_tf.training.checkpoints import Checkpoints
 from tests.numerics import FLOAT32, relative_error
 
 OLD = Path(__file__).parent / "old_files"
@@ -39,3 +40,13 @@ def test_a_checkpoint_with_gamma_quad_q_is_read_under_an_old_config():
     assert model.mixer["type"] == "flash"
     ids = np.arange(3, 35).reshape(1, 32) % 100
     assert relative_error(keras.ops.convert_to_numpy(model(ids)), WANT["run"]) < FLOAT32
+
+
+@pytest.mark.one_backend
+def test_a_checkpoint_is_read_by_the_old_names_of_its_variables(tmp_path):
+    old = {"mixer/query_scale/gamma_q_lin": tf.Variable([1.0, 2.0]), "mixer/out/kernel": tf.Variable([3.0])}
+    checkpoints = Checkpoints(str(tmp_path))
+    checkpoints.save(old, {"step": 1})
+    new = {"mixer/query_scale/gamma_lin_q": tf.Variable([0.0, 0.0]), "mixer/out/kernel": tf.Variable([0.0])}
+    checkpoints.restore(new, 1)
+    assert [list(v.numpy()) for v in new.values()] == [[1.0, 2.0], [3.0]]

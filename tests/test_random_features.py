@@ -104,7 +104,7 @@ def test_decoding_in_bfloat16_takes_the_directions_that_training_takes():
     ids = ops.convert_to_tensor(np.arange(B)[:, None].astype("int32"))
     model(ids)
     want, state = seen.pop("features")[0]["k"], model.initial_state(B)
-    decoding.next_logits(model, decoding.hold(model, state), ids[:, 0], state)
+    decoding.next_logits(model, decoding.cast_weights(model, state), ids[:, 0], state)
     assert np.array_equal(to_numpy(seen["features"][0]["k"]), to_numpy(want))
 
 

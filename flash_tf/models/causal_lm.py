@@ -55,10 +55,9 @@ class CausalLM(LanguageModel):
         training: bool | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:
-        padding_mask = mask if padding_mask is None else padding_mask
         masks = {"padding_mask": padding_mask, "segment_ids": segment_ids, "positions": positions}
         masks["prefix_mask"] = prefix_mask
-        return self.head(self.encode(**unpack(token_ids, masks), training=training))
+        return self.head(self.encode(**unpack(token_ids, masks, mask), training=training))
 
     def initial_state(self, batch: int, capacity: int | None = None) -> dict:
         """State of `batch` rows before their first token.

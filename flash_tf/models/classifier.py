@@ -69,8 +69,7 @@ class Classifier(LanguageModel):
         training: bool | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:
-        padding_mask = mask if padding_mask is None else padding_mask
-        given = unpack(token_ids, {"padding_mask": padding_mask, "positions": positions})
+        given = unpack(token_ids, {"padding_mask": padding_mask, "positions": positions}, mask)
         return self.outer(self.inner(self.mean(**given, training=training)))
 
     def mean(self, token_ids: Tensor, padding_mask: Tensor | None = None, **options) -> Tensor:

@@ -309,7 +309,14 @@ class LanguageModel(keras.Model):
         return presets.load(cls, directory, options)
 
 
-def unpack(inputs: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The call arguments of a model. The first may be a dictionary of all of them, as `fit` passes it."""
-    given = dict(inputs) if isinstance(inputs, Mapping) else {"token_ids": inputs}
-    return {**arguments, **given}
+def unpack(inputs: Any, arguments: Mapping[str, Any], mask: Any = None) -> dict[str, Any]:
+    """The call arguments of a model. The first may be a dictionary of all of them, as `fit` passes it.
+
+    Args:
+      inputs: Token ids, or a dictionary of call arguments.
+      arguments: The other call arguments.
+      mask: Keras' own mask of `inputs`, or a dictionary of masks. It serves if there is no `padding_mask`.
+    """
+    given = {**arguments, **(inputs if isinstance(inputs, Mapping) else {"token_ids": inputs})}
+    mask = mask.get("token_ids") if isinstance(mask, Mapping) else mask
+    return given if mask is None or given.get("padding_mask") is not None else {**given, "padding_mask": mask}

@@ -44,9 +44,8 @@ class MaskedLM(LanguageModel):
         training: bool | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:
-        padding_mask = mask if padding_mask is None else padding_mask
         masks = {"padding_mask": padding_mask, "segment_ids": segment_ids, "positions": positions}
-        given = unpack(token_ids, {"masked_positions": masked_positions, **masks})
+        given = unpack(token_ids, {"masked_positions": masked_positions, **masks}, mask)
         return self.head(self.encode(**given, training=training))
 
     def compute_output_spec(

@@ -42,8 +42,7 @@ class Matcher(Classifier):
         training: bool | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:
-        padding_mask = mask if padding_mask is None else padding_mask
-        given = unpack(token_ids, {"padding_mask": padding_mask, "positions": positions})
+        given = unpack(token_ids, {"padding_mask": padding_mask, "positions": positions}, mask)
         ids = given["token_ids"]
         if len(ids.shape) != 3 or ids.shape[1] != 2:
             raise ValueError(f"{self.name} needs two texts a row, token_ids [b, 2, n], got shape {tuple(ids.shape)}")

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from flash_tf import renamed
+
 MARKER = "complete.json"  # written last: gs:// has no atomic rename
 
 
@@ -81,8 +83,9 @@ class Checkpoints:
             reader = tf.train.load_checkpoint(f"{where}/variables")
             shapes = reader.get_variable_to_shape_map()
             stored = {name.removesuffix(SUFFIX): shape for name, shape in shapes.items() if name.endswith(SUFFIX)}
-            self._compare(where, {_key(name): list(v.shape) for name, v in variables.items()}, stored)
-            values = {name: reader.get_tensor(_key(name) + SUFFIX) for name in variables}
+            keys = {name: _stored_key(name, stored) for name in variables}
+            self._compare(where, {keys[name]: list(v.shape) for name, v in variables.items()}, stored)
+            values = {name: reader.get_tensor(keys[name] + SUFFIX) for name in variables}
         except (tf.errors.OpError, RuntimeError, IndexError) as error:
             raise DamagedCheckpoint(f"{where} is damaged: {str(error).splitlines()[0][:200]}") from error
         for name, variable in variables.items():
@@ -150,3 +153,9 @@ class DamagedCheckpoint(ValueError):
 def _key(name):
     """A variable's name as one attribute of `tf.train.Checkpoint`."""
     return name.replace("/", "|")  # TensorFlow escapes "." and "/" in the names it stores
+
+
+def _stored_key(name, stored):
+    """The key of a variable in a checkpoint, which may have its old name."""
+    old = _key(renamed.old_variable(name))
+    return old if old in stored and _key(name) not in stored else _key(name)

@@ -108,7 +108,7 @@ def test_a_bad_preset_is_named(tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     other = {**config, "config": {**config["config"], "width": 8}}
     (tmp_path / "config.json").write_text(json.dumps(other))
-    with pytest.raises(ValueError, match="model.weights.h5 is damaged, or of another model.*in_projection"):
+    with pytest.raises(ValueError, match="model.weights.h5 is damaged, or does not belong to.*in_projection"):
         LanguageModel.from_preset(str(tmp_path))
     for damaged in ("{", json.dumps({"class_name": "CausalLM"})):
         (tmp_path / "config.json").write_text(damaged)

@@ -15,16 +15,16 @@ SEGMENTS = tf.constant([[1, 1, 1, 2, 2, 2, 0, 0]])
 
 def test_no_token_predicts_the_next_document_or_padding():
     objective = CausalObjective(CONFIG, TOKENIZER)
-    _, options, labels, weights = objective.ask({"tokens": TOKENS, "segment_ids": SEGMENTS}, training=True)
+    _, options, labels, weights = objective.examples({"tokens": TOKENS, "segment_ids": SEGMENTS}, training=True)
     assert np.array_equal(weights, [[1, 1, 0, 1, 1, 0, 0]])
     assert np.array_equal(labels, TOKENS[:, 1:]) and np.array_equal(options["segment_ids"], SEGMENTS[:, :-1])
-    *_, weights = objective.ask({"tokens": TOKENS}, training=True)
+    *_, weights = objective.examples({"tokens": TOKENS}, training=True)
     assert np.array_equal(weights, [[1, 1, 1, 1, 1, 0, 0]])
 
 
 def test_a_masked_model_knows_the_padding_of_an_evaluation_and_the_documents_of_a_row():
     objective = MaskedObjective(CONFIG, TOKENIZER)
     batch = {"tokens": TOKENS, "window": tf.constant([[0, 0]])}
-    assert np.array_equal(objective.ask(batch, training=False).options["padding_mask"], TOKENS != 0)
-    packed = objective.ask({**batch, "segment_ids": SEGMENTS}, training=True).options
+    assert np.array_equal(objective.examples(batch, training=False).options["padding_mask"], TOKENS != 0)
+    packed = objective.examples({**batch, "segment_ids": SEGMENTS}, training=True).options
     assert packed["padding_mask"] is None and np.array_equal(packed["segment_ids"], SEGMENTS)
