@@ -97,9 +97,9 @@ def copy_source(tree):
     """Copies the files that git knows, or would, into the folder `tree`."""
     listed = subprocess.check_output(["git", "ls-files", "-z", "-c", "-o", "--exclude-standard"], cwd=ROOT, text=True)
     for name in filter(None, listed.split("\0")):
-        if (ROOT / name).is_file():
+        if (ROOT / name).exists():
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, tree / name)
+            shutil.copy(ROOT / name, tree / name, follow_symlinks=False)
 
 
 def plant(fault, tree):

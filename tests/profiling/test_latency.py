@@ -1,0 +1,29 @@
+"""The figures of a capture."""
+
+import pytest
+
+from flash_tf import config, model_stats
+from flash_tf.profiling.latency import Work, summarize
+from flash_tf.profiling.trace import Step, Trace
+from flash_tf.training import modelling
+
+
+def test_figures_are_the_median_the_ninetieth_percentile_and_rates_by_the_median():
+    steps = tuple(Step(number=i, total=i * 10**9, device=i * 10**9, input=0, host=0) for i in range(1, 12))
+    work = Work(mode="train", model="m", tokens=30, flops=1200, replicas=1, device="d", peak=4e5, peak_of="sheet")
+    found = summarize(Trace(steps=steps, devices=1, operations={}, program_bytes=None, peak=None), work, {})
+    assert found["median"]["total_ms"] == pytest.approx(6)
+    assert found["p90"]["total_ms"] == pytest.approx(10)
+    assert found["tokens_per_second"] == pytest.approx(30 / 6e-3)
+    assert found["mfu"] == pytest.approx(1200 / 6e-3 / 4e5)
+
+
+def test_a_training_step_costs_what_describe_says_of_its_tokens():
+    read = modelling.with_masking(config.load("mlm_c4/flash"))
+    with model_stats.without_weights():
+        model = modelling.make_model(read)
+    said = model_stats.describe(read, model, modelling.predicted(read))
+    tokens = said["batch_size"] * said["sequence_length"]
+    found = modelling.training_flops_per_step(read, model)
+    assert found == pytest.approx(said["training_flops_per_token"] * tokens)
+    assert found == pytest.approx(3 * said["forward_flops_per_token"] * tokens)

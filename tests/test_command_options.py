@@ -1,0 +1,29 @@
+"""What commands make of their options and of what they are told."""
+
+import argparse
+import math
+
+import pytest
+
+from flash_tf.commands import generate, score
+from flash_tf.generation import GREEDY, BeamSearch, Sampler
+
+
+@pytest.mark.parametrize(
+    ("options", "sampler"),
+    [
+        ([], GREEDY),
+        (["--temperature", "0.5"], Sampler(temperature=0.5)),
+        (["--top-k", "3", "--top-p", "0.9"], Sampler(top_k=3, top_p=0.9)),
+        (["--beam", "2"], BeamSearch(2)),
+    ],
+)
+def test_generate_draws_as_it_is_told(options, sampler):
+    parser = argparse.ArgumentParser()
+    generate.add_arguments(parser)
+    assert generate._sampler(parser.parse_args(["folder", "--prompt", "a", *options])) == sampler
+
+
+def test_perplexities_are_of_one_likelihood_by_token_and_by_word():
+    found = score._perplexities({"log_likelihood": -12.0, "tokens": 6, "words": 4})
+    assert found == {"perplexity": pytest.approx(math.exp(2)), "word_perplexity": pytest.approx(math.exp(3))}
