@@ -92,6 +92,7 @@ class LanguageModel(keras.Model):
         self.feedforward, self.norm, self.position_embedding = feedforward, norm, position_embedding
         self.max_length, self.dropout, self.remat = max_length, dropout, remat
         self.embedding_norm, self.head_bias = embedding_norm, head_bias
+        self.supports_masking = True
         self.head_norm, self.head_projection = head_norm, head_projection
         self._check()
         self._make_layers()
@@ -232,6 +233,9 @@ class LanguageModel(keras.Model):
         ids = [[*row, *[0] * (longest - len(row))] for row in rows]
         real = ops.arange(longest)[None] < ops.convert_to_tensor([[len(row)] for row in rows], "int32")
         return ops.convert_to_tensor(ids, "int32"), real
+
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> None:
+        """None: logits carry no mask."""
 
     def compute_output_spec(self, token_ids: Tensor, *arguments, **options) -> keras.KerasTensor:
         """The output of a symbolic call. Keras on JAX cannot trace an unknown length."""

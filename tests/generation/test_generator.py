@@ -5,7 +5,7 @@ import pytest
 
 from flash_tf.generation import BeamSearch, Sampler
 from flash_tf.models.causal_lm import CausalLM
-from tests.contracts.test_streams import C, V, each_mixer, model_of, token_ids
+from tests.contracts.test_streams import C, V, model_of, one_of_each_state, token_ids
 
 STEPS = C + 3  # across the end of a chunk
 LENGTHS = (1, C - 1, C, C + 1, 29)  # around the ends of chunks
@@ -17,7 +17,7 @@ def prompts():
     return [row[:length].tolist() for row, length in zip(ids, LENGTHS, strict=True)]
 
 
-@each_mixer
+@one_of_each_state
 def test_prompts_of_different_lengths_are_continued_as_each_alone(kind):
     model = model_of(kind)
     together = model.generate(prompts(), STEPS)
@@ -30,7 +30,7 @@ def test_a_prompt_is_continued_alike_whatever_it_is_padded_to():
     assert model.generate([*prompts(), long], STEPS)[:-1] == model.generate(prompts(), STEPS)
 
 
-@each_mixer
+@one_of_each_state
 @pytest.mark.parametrize("sampler", ["greedy", DRAWN], ids=["greedy", "drawn"])
 def test_a_stream_yields_what_generate_returns(kind, sampler):
     model = model_of(kind)
@@ -48,7 +48,7 @@ def test_a_row_draws_by_the_seed_and_its_number_alone():
     assert same[0] != same[1]
 
 
-@each_mixer
+@one_of_each_state
 def test_a_stop_token_ends_its_row_and_is_left_out(kind):
     model = model_of(kind)
     whole = model.generate(prompts(), STEPS, "sample")

@@ -16,7 +16,12 @@ from tests.numerics import FLOAT32, FLOAT64, relative_error
 N, D = 37, 32  # N is prime: never a multiple of a chunk
 DRAWN = sorted(module.name for module in pkgutil.iter_modules(attention_maps.__path__))
 CASES = [
-    pytest.param(name, options, id=f"{name}-{option}-{options.get(option)}")
+    pytest.param(
+        name,
+        options,
+        id=f"{name}-{option}-{options.get(option)}",
+        marks=[] if option == "defaults" else [pytest.mark.full],
+    )
     for name in DRAWN
     for option, options in [("defaults", defaults(MIXERS.get(name))), *changes(MIXERS.get(name))]
     for causal in (False, True)[: 1 + may_be_causal(options)]
