@@ -43,11 +43,12 @@ def random_features(x: Tensor, directions: Tensor, *, query: bool = False) -> Te
       |k'| = 7.4 on, which is |k| = 21 at width 64.
     """
     scale = x.shape[-1] ** -0.25
-    exponent = scale * einsum("bnhs,rs->bnhr", x, directions)
+    products = einsum("bnhs,rs->bnhr", x, directions)
     if query:  # the maximum cancels, so it gets no gradient; |q'|^2 cancels too
-        return ops.cast(STRONGEST * ops.exp(exponent - _largest(exponent)), x.dtype)
-    square = ops.sum(ops.square(ops.cast(x, exponent.dtype)), axis=-1, keepdims=True)
-    return ops.cast(ops.exp(exponent - scale**2 / 2 * square), x.dtype)
+        # Scaled last: a compiler may fuse a product with the difference, and large products would then not cancel.
+        return ops.cast(STRONGEST * ops.exp(scale * (products - _largest(products))), x.dtype)
+    square = ops.sum(ops.square(ops.cast(x, products.dtype)), axis=-1, keepdims=True)
+    return ops.cast(ops.exp(scale * products - scale**2 / 2 * square), x.dtype)
 
 
 def _largest(x):
