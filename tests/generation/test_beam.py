@@ -35,16 +35,21 @@ def searched(texts, found, width):
     return list(beam[0])
 
 
+def table(model, prompt):
+    """Every continuation of a prompt, and the log-probability of each of its tokens."""
+    texts = np.array([[*prompt, *rest] for rest in itertools.product(range(V), repeat=STEPS)])
+    logits = to_numpy(model(ops.convert_to_tensor(texts, "int32")))[:, PROMPT - 1 : -1]
+    logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
+    rest = texts[:, PROMPT:]
+    return rest, np.take_along_axis(logits, rest[..., None], axis=-1)[..., 0]
+
+
 @pytest.fixture(scope="module")
 def likelihoods(model):
     """A prompt, and every continuation of it with the log-probability of each token; greedy choice misses the best."""
     for seed in range(20):
         prompt = np.random.default_rng(seed).integers(0, V, PROMPT)
-        texts = np.array([[*prompt, *rest] for rest in itertools.product(range(V), repeat=STEPS)])
-        logits = to_numpy(model(ops.convert_to_tensor(texts, "int32")))[:, PROMPT - 1 : -1]
-        logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
-        rest = texts[:, PROMPT:]
-        found = np.take_along_axis(logits, rest[..., None], axis=-1)[..., 0]
+        rest, found = table(model, prompt)
         if searched(rest, found, 1) != rest[found.sum(-1).argmax()].tolist():
             return prompt.tolist(), rest, found
     raise AssertionError("no prompt for which greedy choice is not the best")
@@ -55,6 +60,12 @@ def test_a_beam_as_wide_as_all_prefixes_finds_the_likeliest_text(model, likeliho
     wide = BeamSearch(V, length_penalty=0.0)
     best = texts[found.sum(-1).argmax()].tolist()
     assert model.generate([prompt], STEPS, wide)[0] == best
+
+
+def test_each_continuation_of_a_beam_keeps_its_own_state(model):
+    prompts = np.random.default_rng(30).integers(0, V, [8, PROMPT])
+    want = [searched(*table(model, prompt), 3) for prompt in prompts]
+    assert model.generate(prompts.tolist(), STEPS, BeamSearch(3, length_penalty=0.0)) == want
 
 
 @pytest.mark.parametrize("width", [1, 3])

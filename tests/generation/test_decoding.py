@@ -46,6 +46,15 @@ def test_greedy_decoding_equals_reading_the_text_anew_for_each_token(kind, rows)
 
 
 @pytest.mark.one_backend
+def test_a_loop_whose_last_token_fills_a_chunk_closes_it():
+    model, ids = model_of("flash"), token_ids(1, 2 * C + 1)  # the state has seen two chunks, and reads one more
+    _, state = greedy(model, *prefilled(model, ids), C)
+    _, same = prefilled(model, continued(model, ids, C))
+    for name in same:
+        assert relative_error(to_numpy(state[name]), to_numpy(same[name])) < FLOAT32, name
+
+
+@pytest.mark.one_backend
 def test_many_rows_close_their_chunks_one_by_one_and_all_at_once():
     # Of 20 rows more than two at a time close together, below that one after the other.
     model, rows, n = model_of("flash"), 20, 2 * C
