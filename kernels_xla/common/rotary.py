@@ -3,6 +3,8 @@
 Source: Su et al., "RoFormer", arXiv:2104.09864. Pairs are half-split: channel i turns with channel i + s/2.
 """
 
+import math
+
 from keras import ops
 
 from kernels_xla.common.accelerator import on_tpu
@@ -14,21 +16,37 @@ def sinusoids(positions: Tensor, width: int, dtype: str = "float32", base: float
     """Cosine and sine of position x base^(-i / h), for i = 0 .. h-1 and h = width / 2.
 
     Args:
-      positions: Integers of any shape. A program to be exported needs a runtime tensor here: a constant would store the
-        tables in the program.
+      positions: Integers of any shape, at most int32. A program to be exported needs a runtime tensor here: a constant
+        would store the tables in the program.
       width: s, even.
       dtype: float32 or float64. Nothing narrower works: bfloat16 cannot count past 256.
       base: The longest wavelength, divided by 2 pi.
 
     Returns:
-      Two tensors `[..., s / 2]`.
+      Two tensors `[..., s / 2]`, as exact at a million as at 1.
     """
     if width % 2:
         raise ValueError(f"rotary needs an even width, got {width}")
     half = width // 2
-    frequencies = base ** (-ops.arange(half, dtype=dtype) / half)
-    angles = ops.expand_dims(ops.cast(positions, dtype), -1) * frequencies
+    frequencies = [base ** (-i / half) for i in range(half)]
+    at = ops.expand_dims(positions, -1)
+    if dtype == "float64":
+        angles = ops.cast(at, dtype) * ops.convert_to_tensor(frequencies, dtype)
+    else:
+        angles = 2 * math.pi * _turns(at, [f / (2 * math.pi) for f in frequencies])
     return ops.cos(angles), ops.sin(angles)
+
+
+def _turns(at, frequencies):
+    """`at` x `frequencies` without whole turns, float32 in about -1/2 .. 1/2.
+
+    A product in float32 loses the fraction as the number of turns grows: 0.06 of an angle at position 10^6. An int32
+    that counts 2^-32 turns drops whole turns by its overflow, and rounds nothing.
+    """
+    counts = [round(f * 2**32) for f in frequencies]
+    wrapped = ops.convert_to_tensor([(count + 2**31) % 2**32 - 2**31 for count in counts], "int32")
+    rest = ops.convert_to_tensor([f - count / 2**32 for f, count in zip(frequencies, counts, strict=True)], "float32")
+    return ops.cast(ops.cast(at, "int32") * wrapped, "float32") * 2.0**-32 + ops.cast(at, "float32") * rest
 
 
 def rope_tables(positions: Tensor, width: int, dtype: str = "float32", base: float = 10_000.0) -> tuple[Tensor, Tensor]:
@@ -89,7 +107,7 @@ def rotary(x: Tensor, positions: Tensor, *, base: float = 10_000.0) -> Tensor:
       O(n h s), one pass, and O(n s) sines and cosines.
 
     Precision:
-      Positions, angles and products are float32.
+      Products are float32. Angles are exact to float32 at every position, because whole turns are dropped in integers.
     """
     cos, sin = rope_tables(positions, x.shape[-1], sum_dtype(x), base)
     return rotate(x, ops.expand_dims(cos, 2), ops.expand_dims(sin, 2))

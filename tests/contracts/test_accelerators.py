@@ -134,4 +134,4 @@ def test_absolute_positions_of_packed_rows_are_those_of_single_ones():
     layer = ScaledSinusoidalEmbedding(8)
     packed = to_numpy(layer(ops.convert_to_tensor([[0, 1, 2, 0, 1], [0, 1, 2, 3, 4]])))
     alone = to_numpy(layer(ops.arange(5)[None]))[0]
-    np.testing.assert_array_equal(packed, [alone[[0, 1, 2, 0, 1]], alone])
+    assert relative_error(packed, [alone[[0, 1, 2, 0, 1]], alone]) < FLOAT32  # a CPU rounds the end of a row otherwise

@@ -24,11 +24,12 @@ from flash_tf.layers import (
 from flash_tf.layers.feedforward import FEEDFORWARDS
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import token_positions
+from kernels_xla.common.rotary import relative_bias
 from tests.backends import to_numpy
 from tests.contracts.test_mixers import SMALL, packs
 from tests.numerics import BFLOAT16, FLOAT32, relative_error
 from tests.oracles import ORACLES
-from tests.oracles.common import scaled_sin
+from tests.oracles.common import bias, scaled_sin
 
 B, N, D = 2, 37, 32
 OPTIONS = {  # of every layer that is in no registry, none at its default
@@ -137,6 +138,16 @@ def test_relative_bias_is_its_formula_of_the_distance_alone():
     want = np.sum((a1 * b1 + a2 * b2) * np.cos(distance) + (a1 * b2 - a2 * b1) * np.sin(distance), axis=-1)
     assert relative_error(to_numpy(layer(n=N)), want) < FLOAT32
     assert sum(np.prod(w.shape) for w in assigned(RelativeBias(), None)[0].weights) == 256
+
+
+@pytest.mark.parametrize("start", [65_536, 1_000_000])
+def test_a_rotation_and_a_relative_bias_are_as_exact_far_out_as_at_the_start(start):
+    at, x = start + np.arange(N, dtype="int32")[None], normal(1, N, 2, 128)
+    assert relative_error(to_numpy(RotaryEmbedding()(x, at)), ORACLES["rotary"](x, at)) < FLOAT32
+    a, b = normal(2, 128)
+    for keys in (at[0], np.zeros(1, "int32")):  # close by, and at the start
+        got = relative_bias(*(ops.convert_to_tensor(one) for one in (a, b, at[0], keys)))
+        assert relative_error(to_numpy(got), [bias(a, b, i, keys) for i in at[0]]) < FLOAT32
 
 
 def test_offset_scale_is_its_formula_for_each_head_by_name():
