@@ -89,7 +89,7 @@ class TrainConfig:
 
     steps: int = 125_000
     tokens_per_step: int = 2**18  # of all replicas together
-    steps_per_loop: int = 100  # steps between returns to Python, which shows progress, saves and hears signals
+    steps_per_loop: int = 100  # the most steps between returns to Python, which shows progress, saves and hears signals
     seed: int = 0
     precision: Literal["float32", "mixed_bfloat16"] = "mixed_bfloat16"
     accumulate: int = 1  # micro-batches in one step

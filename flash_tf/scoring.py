@@ -62,7 +62,7 @@ class _Reader:
             block = [np.pad(x, (0, self._block - len(x)))[None] for x in (inputs, labels)]
             arrays = [ops.convert_to_tensor(x, "int32") for x in (*block, [len(labels)])]
             if self._program is None:
-                self._program = compiled(self._sum, *arrays, state)
+                self._program = compiled(self._model, self._sum, *arrays, state)
             found, state = self._program(*arrays, state)
             total += float(ops.convert_to_numpy(found))
             read += self._block

@@ -46,9 +46,40 @@ def decode(
     if not model.causal:
         raise ValueError(f"decode needs a causal language model, got {type(model).__name__}")
     held = cast_weights(model, state)
+    chosen, _, state = decode_on(model, held, tokens, state, steps, choose, stop_tokens)
+    return chosen, model.flush(state)
+
+
+def decode_on(
+    model: keras.Model,
+    held: dict,
+    tokens: Tensor,
+    state: dict,
+    steps: int,
+    choose: Callable[[Tensor, Tensor], Tensor],
+    stop_tokens: Sequence[int] = (),
+    count: Tensor | None = None,
+) -> tuple[Tensor, Tensor, dict]:
+    """The loop of `decode` on weights from `cast_weights`.
+
+    Args:
+      model: As for `decode`, like `tokens`, `steps`, `choose` and `stop_tokens`.
+      held: From `cast_weights`.
+      tokens: Integers `[b]`.
+      state: From `extend` or from this function.
+      steps: Columns of the result.
+      choose: As for `decode`.
+      stop_tokens: As for `decode`.
+      count: Tokens to choose, a scalar of at most `steps`; None for all.
+
+    Returns:
+      The chosen tokens, int32 `[b, steps]`, 0 after `count`; the last of them, int32 `[b]`; and the state, which needs
+      `flush` before its next use.
+    """
+    end, tokens = steps if count is None else count, ops.cast(tokens, "int32")
 
     def going_on(step, tokens, chosen, done, state):
-        return ops.logical_and(step < steps, ops.logical_not(ops.all(done))) if stop_tokens else step < steps
+        return ops.logical_and(step < end, ops.logical_not(ops.all(done))) if stop_tokens else step < end
 
     def body(step, tokens, chosen, done, state):
         logits, state = next_logits(model, held, tokens, state)
@@ -62,10 +93,9 @@ def decode(
             state,
         )
 
-    tokens = ops.cast(tokens, "int32")
     start = (ops.zeros((), "int32"), tokens, ops.zeros((ops.shape(tokens)[0], steps), "int32"), tokens < 0, state)
-    *_, chosen, _, state = ops.while_loop(going_on, body, start)
-    return chosen, model.flush(state)
+    _, tokens, chosen, _, state = ops.while_loop(going_on, body, start)
+    return chosen, tokens, state
 
 
 def continuation(
@@ -128,7 +158,7 @@ def _is_dense(weight):
 
 def _scope(model, weights):
     """A scope in which each matrix has the value from `cast_weights`."""
-    scope = keras.StatelessScope()
+    scope = keras.StatelessScope(state_mapping=[(w, w.value) for w in model.weights])  # as any scope around has them
     for weight, x in zip(_matrices(model), weights, strict=True):
         scope.add_update((weight, ops.transpose(x) if _is_dense(weight) else x))
     return scope

@@ -8,10 +8,11 @@ import numpy as np
 from keras import ops
 
 from flash_tf.generation.beam import BeamSearch
-from flash_tf.generation.decoding import cast_weights, continuation, next_logits
+from flash_tf.generation.decoding import cast_weights, continuation, decode_on
 from flash_tf.generation.samplers import GREEDY, Sampler
 
 FINEST = 32  # prompts are padded to a multiple of this or, if longer, to a multiple of 1/8 to 1/4 of their length
+FEW = 4  # tokens that `stream` chooses in one call of a program
 SAMPLERS = {"greedy": GREEDY, "sample": Sampler(), "beam": BeamSearch()}
 
 
@@ -63,26 +64,33 @@ class Generator:
         return self._tokens(ids, lengths, _draws(seed, len(ids), max_new_tokens), chosen_by, set(stop_tokens))
 
     def _tokens(self, ids, lengths, draws, sampler, stop_tokens):
+        """The tokens of `stream`. After the first one, a program chooses a few at a time: a call of it has its cost."""
         capacity = self._capacity(ids.shape[1], draws.shape[1])
         begin = lambda *arrays: self._begin(*arrays, capacity)  # noqa: E731
-        step = lambda *given: self._next(*given, sampler)  # noqa: E731
+        few = lambda *given: self._few(*given, sampler)  # noqa: E731
         sizes, going_on = (len(ids), capacity, sampler), np.ones(len(ids), bool)
         logits, held, state = self._run(
             ("begin", ids.shape, capacity), begin, *map(ops.convert_to_tensor, (ids, lengths))
         )
         tokens = sampler(logits, ops.convert_to_tensor(draws[:, 0]))
-        for column in [*draws.T[1:], None]:
-            found = ops.convert_to_numpy(tokens).tolist()
-            going_on &= [token not in stop_tokens for token in found]
-            if not going_on.any():
+        found, at = ops.convert_to_numpy(tokens)[:, None], 1
+        while True:
+            for column in found.T.tolist():
+                going_on &= [token not in stop_tokens for token in column]
+                if not going_on.any():
+                    return
+                yield [token if goes_on else None for token, goes_on in zip(column, going_on, strict=True)]
+            count = min(FEW, draws.shape[1] - at)
+            if count == 0:
                 return
-            yield [token if goes_on else None for token, goes_on in zip(found, going_on, strict=True)]
-            if column is not None:
-                tokens, state = self._run(("step", *sizes), step, held, tokens, state, ops.convert_to_tensor(column))
+            next_draws = np.pad(draws[:, at : at + count], ((0, 0), (0, FEW - count)))
+            given = (held, tokens, state, *map(ops.convert_to_tensor, (next_draws, np.int32(count))))
+            chosen, tokens, state = self._run(("few", *sizes), few, *given)
+            found, at = ops.convert_to_numpy(chosen)[:, :count], at + count
 
-    def _next(self, held, tokens, state, draws, sampler):
-        logits, state = next_logits(self._model, held, tokens, state)
-        return sampler(logits, draws), state
+    def _few(self, held, tokens, state, draws, count, sampler):
+        choose = lambda logits, step: sampler(logits, ops.take(draws, step, axis=1))  # noqa: E731
+        return decode_on(self._model, held, tokens, state, FEW, choose, count=count)
 
     def _whole(self, ids, lengths, draws, steps, sampler, stop_tokens):
         logits, state = self._read(ids, lengths, self._capacity(ids.shape[1], steps))
@@ -140,18 +148,30 @@ class Generator:
     def _run(self, key, function, *arguments):
         """Runs `function` of nested tensors as a program, compiled at its first use."""
         if key not in self._programs:
-            self._programs[key] = compiled(function, *arguments)
+            self._programs[key] = compiled(self._model, function, *arguments)
         return self._programs[key](*arguments)
 
 
-def compiled(function: Callable, *arguments) -> Callable:
-    """`function` as one program for such arguments: a TensorFlow graph, compiled by XLA on a GPU; unchanged on JAX."""
-    if keras.backend.backend() != "tensorflow":
-        return function
+def compiled(model: keras.Model, function: Callable, *arguments) -> Callable:
+    """`function`, which calls `model`, as one program for such arguments: by XLA on a GPU and with JAX."""
+    if keras.backend.backend() == "jax":
+        return _on_jax(model, function)
     import tensorflow as tf
 
     on_gpu = bool(tf.config.list_logical_devices("GPU"))
     return tf.function(function, autograph=False, jit_compile=on_gpu).get_concrete_function(*arguments)
+
+
+def _on_jax(model, function):
+    """The weights are arguments of the program, which holds no copies that later training would leave behind."""
+    import jax
+
+    @jax.jit
+    def program(weights, *arguments):
+        with keras.StatelessScope(state_mapping=list(zip(model.variables, weights, strict=True))):
+            return function(*arguments)
+
+    return lambda *arguments: program([v.value for v in model.variables], *arguments)
 
 
 def _sampler(sampler):

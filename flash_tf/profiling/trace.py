@@ -74,12 +74,13 @@ def load(paths: Iterable[str]) -> xplane_pb2.XSpace:
     return space
 
 
-def read(space: xplane_pb2.XSpace, name: str) -> Trace:
+def read(space: xplane_pb2.XSpace, name: str, per_mark: int = 1) -> Trace:
     """Steps and operations of a trace.
 
     Args:
       space: The trace.
       name: The name of the marks on its steps.
+      per_mark: Steps of a mark, which has the number of the first. Each has the mean times of its mark.
 
     Raises:
       ValueError: It has no such step, or nothing ran in the steps.
@@ -107,7 +108,7 @@ def read(space: xplane_pb2.XSpace, name: str) -> Trace:
     busy = intervals.union(*((one.starts, one.ends) for one in work))
     waiting = intervals.merged(*zip(*waits, strict=True)) if waits else intervals.merged([], [])
     return Trace(
-        steps=tuple(_step(number, *marks[number], busy, waiting) for number in sorted(marks)),
+        steps=tuple(s for n in sorted(marks) for s in _steps(n, *marks[n], busy, waiting, per_mark)),
         devices=accelerators,
         operations=_operations(work, list(marks.values())),
         program_bytes=programs.largest(),
@@ -115,10 +116,11 @@ def read(space: xplane_pb2.XSpace, name: str) -> Trace:
     )
 
 
-def _step(number, start, end, busy, waiting):
+def _steps(number, start, end, busy, waiting, count):
     device = intervals.length(busy, start, end)
     waited = intervals.length(intervals.union(busy, waiting), start, end) - device
-    return Step(number, end - start, device, waited, end - start - device - waited)
+    times = (end - start, device, waited, end - start - device - waited)
+    return [Step(number + i, *(time // count for time in times)) for i in range(count)]
 
 
 def _operations(work, spans):

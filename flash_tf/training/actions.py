@@ -139,12 +139,11 @@ class Profiler:
         self._config, self._trainer, self._step, self._folder = config, trainer, step, folder
         self._finish, self._capture = finish, None
 
-    def steps_per_loop(self, usual: int) -> int | Callable[[int], int]:
+    def steps_per_loop(self, done: int, usual: int) -> int:
         """The number of steps in the next loop: up to the first captured step, then one at a time while capturing."""
-        if self._config is None:
+        if self._config is None or done >= self._config.last:
             return usual
-        start, last = self._config.start, self._config.last
-        return lambda done: min(usual, start - 1 - done) if done < start - 1 else 1 if done < last else usual
+        return min(usual, self._config.start - 1 - done) if done < self._config.start - 1 else 1
 
     def __enter__(self):
         self._begin(int(self._step.numpy()))

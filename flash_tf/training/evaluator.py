@@ -21,6 +21,7 @@ class Evaluator(orbit.AbstractEvaluator):
       batches: Makes the batches of the split; called at the first evaluation.
       counts_words: Whether to compute the perplexity per word of the original text.
       on_progress: Called as `on_progress(done, total)` after each batch.
+      jit_compile: Whether XLA compiles `sums` on each replica.
     """
 
     def __init__(
@@ -32,10 +33,12 @@ class Evaluator(orbit.AbstractEvaluator):
         batches: Callable[[], EvaluationBatches],
         counts_words: bool,
         on_progress: Callable[[int, int], None] = lambda done, total: None,
+        jit_compile: bool = False,
     ):
         self.strategy, self._make_batches = strategy, batches
         self._model, self._objective, self._on_progress = model, objective, on_progress
         self._counts_words = counts_words and objective.overlap == 1
+        self._sums = tf.function(self.sums, jit_compile=True, autograph=False) if jit_compile else self.sums
         self._step = tf.function(self._all_replicas, autograph=False)
 
     @functools.cached_property
@@ -64,7 +67,7 @@ class Evaluator(orbit.AbstractEvaluator):
         return per_replica(dataset, share, context)
 
     def _all_replicas(self, batch):
-        sums = self.strategy.run(self.sums, args=(batch,))
+        sums = self.strategy.run(self._sums, args=(batch,))
         return self.strategy.reduce(tf.distribute.ReduceOp.SUM, sums, axis=None)
 
     def sums(self, batch):

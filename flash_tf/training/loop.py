@@ -21,6 +21,7 @@ from flash_tf.training.progress import Progress, evaluation_parts, peak_flops
 from flash_tf.training.restore import restore
 from flash_tf.training.run import errors_of, make_cache, make_trainer, open_run, open_stream
 from flash_tf.training.strategy import device_name
+from flash_tf.training.trainer import uses_xla
 
 EVALUATED_AT_ONCE = 2**14  # tokens of a batch of `evaluate`: one device may not hold the batch of many
 
@@ -71,7 +72,7 @@ def train(config: Config, model_dir: str, progress: Progress) -> dict:
             trainer=trainer,
             evaluator=evaluator,
             strategy=run.strategy,
-            steps_per_loop=profiler.steps_per_loop(config.train.steps_per_loop),
+            steps_per_loop=lambda done: profiler.steps_per_loop(done, trainer.steps_per_loop),
             summary_dir=f"{model_dir}/summaries" if run.chief else None,
             eval_summary_dir=f"{model_dir}/summaries/validation" if run.chief else None,
             train_actions=[
@@ -154,6 +155,7 @@ def make_evaluator(
         batches=batches,
         counts_words=SOURCES.build(config.data.source).counts_words,
         on_progress=progress.evaluated,
+        jit_compile=uses_xla(config, model),
     )
 
 

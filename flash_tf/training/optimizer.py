@@ -42,13 +42,17 @@ class AdamW:
       config: The config's optimizer section.
       steps: Steps of the whole run, for the schedule.
       variables: Name -> `tf.Variable`.
+      jit_compile: Whether XLA compiles the update of all variables into one program.
     """
 
-    def __init__(self, config: OptimizerConfig, steps: int, variables: dict[str, tf.Variable]):
+    def __init__(
+        self, config: OptimizerConfig, steps: int, variables: dict[str, tf.Variable], jit_compile: bool = False
+    ):
         self.config, self.steps, self.variables = config, steps, variables
         zeros = lambda v: tf.Variable(tf.zeros(v.shape), trainable=False, name="slot")  # noqa: E731
         self.m = {name: zeros(v) for name, v in variables.items()}
         self.v = {name: zeros(v) for name, v in variables.items()}
+        self._update = tf.function(self._updated, jit_compile=True, autograph=False) if jit_compile else self._updated
 
     def state(self) -> dict[str, tf.Variable]:
         """The slots by name, for a checkpoint."""
@@ -70,14 +74,20 @@ class AdamW:
         context.merge_call(self._apply, args=(gradients, step, self.rate(step) if rate is None else rate))
 
     def _apply(self, strategy, gradients, step, rate):
-        config = self.config
+        weights = list(self.variables.values())
+        slots = [list(slot.values()) for slot in (self.m, self.v)]
+        # The first weight only says where: on each of its devices once, with the values of that device.
+        strategy.extended.update(
+            weights[0], self._on_device, args=(weights, *slots, gradients, step, rate), group=False
+        )
 
-        def update(weight, gradient, m, v, step, rate, decay):
+    def _on_device(self, _, *values):
+        self._update(*values)
+
+    def _updated(self, weights, ms, vs, gradients, step, rate):
+        config = self.config
+        for weight, m, v, gradient in zip(weights, ms, vs, gradients, strict=True):
+            decay = config.weight_decay if weight.shape.rank >= 2 else 0.0  # norms, biases, scales, offsets: vectors
             same = {"step": step, "rate": rate, "betas": config.betas, "epsilon": config.epsilon, "decay": decay}
             for variable, value in zip((weight, m, v), adamw(weight, gradient, m, v, **same), strict=True):
                 variable.assign(value)
-
-        for (name, weight), gradient in zip(self.variables.items(), gradients, strict=True):
-            decay = config.weight_decay if weight.shape.rank >= 2 else 0.0  # norms, biases, scales, offsets: vectors
-            slots = (gradient, self.m[name], self.v[name], step, rate, decay)
-            strategy.extended.update(weight, update, args=slots, group=False)

@@ -22,9 +22,10 @@ from flash_tf.training import modelling, run_directory
 from flash_tf.training.progress import Progress, peak_flops
 from flash_tf.training.run import Run, errors_of, make_trainer, open_run, open_stream
 from flash_tf.training.strategy import device_name
-from flash_tf.training.trainer import uses_xla
+from flash_tf.training.trainer import longest_loop, uses_xla
 
 MODES = ("train", "prefill", "decode")
+PER_LOOP = 8  # steps of a captured loop on a GPU, where the start of a loop costs the host some milliseconds
 WARM = 3  # steps before the captured ones: the first traces and compiles, the next ones fill buffers
 AHEAD = 8  # batches beyond the last step, so that the input pipeline works to the end
 DECODED = 64  # tokens that a step of decoding adds to each text, as in an artifact
@@ -82,12 +83,13 @@ def _train(config, model_dir, folder, steps, progress):
     """Profiles training in a temporary folder."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         try:
-            return _train_in(scratch, _cut_short(config, model_dir, steps), folder, steps, progress)
+            per_loop = min(PER_LOOP, longest_loop(config)) if tf.config.list_logical_devices("GPU") else 1
+            return _train_in(scratch, _cut_short(config, model_dir, steps, per_loop), folder, steps, per_loop, progress)
         finally:
             gc.collect()  # frees the input's iterator: Python cannot end while it lives
 
 
-def _train_in(scratch, config, folder, steps, progress):
+def _train_in(scratch, config, folder, steps, per_loop, progress):
     run = open_run(config, scratch, progress)
     stream = open_stream(run)
     trainer = make_trainer(run, stream)
@@ -96,13 +98,13 @@ def _train_in(scratch, config, folder, steps, progress):
         return None if tf.config.list_logical_devices("TPU") else _program_bytes(run, stream, trainer, progress)
 
     with errors_of(stream):
-        call = lambda: trainer.train(tf.constant(1))  # noqa: E731
-        return _capture(call, training_work(run), folder, steps, progress, program_bytes)
+        call = lambda: trainer.train(tf.constant(per_loop))  # noqa: E731
+        return _capture(call, training_work(run), folder, -(-steps // per_loop), progress, program_bytes, per_loop)
 
 
-def _cut_short(config, model_dir, steps):
+def _cut_short(config, model_dir, steps, per_loop):
     """The experiment with only the steps that are needed, so that only their text is tokenised."""
-    train = dataclasses.replace(config.train, steps=WARM + steps + AHEAD)
+    train = dataclasses.replace(config.train, steps=(WARM + 1) * per_loop + steps + AHEAD)
     data = config.data
     if model_dir is not None:
         tokens = data.cache or f"{os.path.abspath(model_dir)}/tokens"
@@ -114,22 +116,23 @@ def _capture(
     call: Callable[[], object],
     work: Work,
     folder: str,
-    steps: int,
+    calls: int,
     progress: Progress,
     program_bytes: Callable[[], int | None] = lambda: None,
+    per_call: int = 1,
 ) -> dict:
-    progress.line(f"running {WARM} steps to warm up, then {steps} to capture")
+    progress.line(f"running {WARM * per_call} steps to warm up, then {calls * per_call} to capture")
     for _ in range(WARM):
         call()
     capture = Capture(folder, work.mode)
     try:
-        for number in range(1, steps + 1):
-            with capture.step(number):
+        for number in range(calls):
+            with capture.step(1 + number * per_call):
                 call()
     except BaseException:
         capture.discard()
         raise
-    return finish(capture, work, program_bytes)
+    return finish(capture, work, program_bytes, per_call)
 
 
 def _program_bytes(run, stream, trainer, progress):
@@ -231,18 +234,21 @@ def measured_peak(dtype: str, replicas: int) -> tuple[float, int]:
     return 2 * size**3 / min(times[1:]) * (replicas if kind == "GPU" else 1), size
 
 
-def finish(capture: Capture, work: Work, program_bytes: Callable[[], int | None] = lambda: None) -> dict:
+def finish(
+    capture: Capture, work: Work, program_bytes: Callable[[], int | None] = lambda: None, per_mark: int = 1
+) -> dict:
     """Ends a capture and writes its `latency.json`. Returns the file's content.
 
     Args:
       capture: The capture, with its steps.
       work: The work of a step.
       program_bytes: Gives a step's memory. Called if neither the devices nor the trace report it.
+      per_mark: Steps of a mark. Each has the mean times of its mark.
 
     Raises:
       ValueError: The trace is empty.
     """
-    found = trace.read(trace.load(capture.stop()), capture.name)
+    found = trace.read(trace.load(capture.stop()), capture.name, per_mark)
     peak = None if capture.peaks or found.program_bytes else program_bytes()
     result = latency.summarize(found, work, capture.peaks, peak)
     latency.write(result, capture.folder)

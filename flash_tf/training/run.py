@@ -120,7 +120,8 @@ def open_run(config: Config, model_dir: str, progress: Progress) -> Run:
     keras.utils.set_random_seed(config.train.seed)
     with strategy.scope():
         model = modelling.make_model(config)
-        optimizer = AdamW(config.optimizer, config.train.steps, {v.path: v.value for v in model.trainable_variables})
+        trained = {v.path: v.value for v in model.trainable_variables}
+        optimizer = AdamW(config.optimizer, config.train.steps, trained, jit_compile=uses_xla(config, model))
         step = orbit.utils.create_global_step()
     run = Run(
         config=config,
@@ -159,6 +160,9 @@ def open_stream(run: Run) -> WindowStream:
 def make_trainer(run: Run, stream: WindowStream) -> Trainer:
     """The trainer of a run, which reads the stream from the run's position."""
     config, position = run.config, run.position
+    # One device takes the batches of a whole loop at once; several get each batch ahead of its step.
+    options = tf.distribute.InputOptions(experimental_fetch_to_device=False)
+    options = options if isinstance(run.strategy, tf.distribute.OneDeviceStrategy) else None
 
     def pipeline(context):
         share = config.batch_size // context.num_input_pipelines
@@ -169,7 +173,7 @@ def make_trainer(run: Run, stream: WindowStream) -> Trainer:
         step=TrainStep(run.model, run.objective, run.optimizer, config, jit_compile=uses_xla(config, run.model)),
         strategy=run.strategy,
         global_step=run.step,
-        dataset=run.strategy.distribute_datasets_from_function(pipeline),
+        dataset=run.strategy.distribute_datasets_from_function(pipeline, options),
     )
 
 

@@ -19,7 +19,8 @@ def make_strategy(config: StrategyConfig) -> tf.distribute.Strategy:
 
 
 def _one_device(config):
-    return tf.distribute.get_strategy()
+    device = "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
+    return tf.distribute.OneDeviceStrategy(device)
 
 
 def _mirrored(config):
@@ -27,7 +28,10 @@ def _mirrored(config):
     if devices is None and not tf.config.list_logical_devices("GPU"):
         devices = [device.name for device in tf.config.list_logical_devices("CPU")]
     try:
-        return tf.distribute.MirroredStrategy(devices)
+        strategy = tf.distribute.MirroredStrategy(devices)
+        # One device needs no sum over replicas, so its whole loop can be one program.
+        alone = strategy.num_replicas_in_sync == 1
+        return tf.distribute.OneDeviceStrategy(strategy.extended.worker_devices[0]) if alone else strategy
     except (ValueError, RuntimeError) as error:
         there = ", ".join(device.name for device in tf.config.list_logical_devices())
         raise ValueError(f"strategy.devices {devices} cannot be mirrored; the devices here are: {there}") from error

@@ -1,4 +1,4 @@
-"""The training step, and the loop of steps inside one tf.function."""
+"""The training step, and the loop of steps inside one program."""
 
 import contextlib
 import time
@@ -10,9 +10,12 @@ import tensorflow as tf
 from flash_tf.config import Config
 from flash_tf.training.optimizer import AdamW
 
-# The metrics in a step's record. The gradient norm is the norm of the mean gradient over all replicas: before global
-# clipping, but after clipping by replica.
+# The metrics in a step's record. The gradient norm is taken before clipping; with clip scope `replica` it is the mean
+# of the replicas' own norms.
 COLUMNS = ("loss", "gradient_norm", "learning_rate", "predicted_tokens")
+
+LOOP_SECONDS = 4  # the most time between two returns to Python, which shows progress, saves and hears signals
+STACKED = 2**21  # the most tokens that a loop takes to the device at once
 
 
 def uses_xla(config: Config, model: keras.Model) -> bool:
@@ -26,6 +29,11 @@ def uses_xla(config: Config, model: keras.Model) -> bool:
     return model.causal or bool(tf.config.list_logical_devices("GPU"))
 
 
+def longest_loop(config: Config) -> int:
+    """The most steps between two returns to Python, by `train.steps_per_loop` and by the input that a loop holds."""
+    return max(1, min(config.train.steps_per_loop, STACKED // config.train.tokens_per_step))
+
+
 class TrainStep:
     """One step on one replica.
 
@@ -36,14 +44,15 @@ class TrainStep:
       objective: Gives the negative log-likelihoods.
       optimizer: Updates the model's variables.
       config: The experiment.
-      jit_compile: Whether XLA compiles `gradients` on each replica. A caller may compile the whole step instead.
+      jit_compile: Whether XLA compiles `gradients`. A caller may compile the whole step instead.
 
     Attributes:
       seeds: The state of each dropout layer. A step sets it before a layer draws from it.
     """
 
     def __init__(self, model: keras.Model, objective, optimizer: AdamW, config: Config, jit_compile: bool = False):
-        self.model, self.objective, self.optimizer, self._config = model, objective, optimizer, config
+        self.model, self.objective, self.optimizer, self.config = model, objective, optimizer, config
+        self.jit_compile = jit_compile
         self._variables = list(optimizer.variables.values())
         self.seeds = [layer.seed_generator.state for layer in dropouts(model)]
         self._gradients = tf.function(self.gradients, jit_compile=True) if jit_compile else self.gradients
@@ -62,32 +71,37 @@ class TrainStep:
         """
         context = tf.distribute.get_replica_context()
         self._seed_dropout(step, context)
-        share = self._config.batch_size // context.num_replicas_in_sync  # several workers' input has no static shape
+        share = self.config.batch_size // context.num_replicas_in_sync  # several workers' input has no static shape
         batch = {name: tf.ensure_shape(x, [x.shape[0] or share, *x.shape[1:]]) for name, x in batch.items()}
         gradients, loss, tokens = self._accumulated(batch)
-        all_loss, all_tokens = context.all_reduce(tf.distribute.ReduceOp.SUM, [loss, tokens])
-        gradients = self._mean(gradients, tokens, all_tokens)
-        gradients = context.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
-        norm = tf.linalg.global_norm(gradients)
-        clip = self._config.optimizer.clip
-        if clip is not None and clip.scope == "global":
-            gradients, _ = tf.clip_by_global_norm(gradients, clip.norm, use_norm=norm)
+        gradients, norm, loss, tokens = self._clipped_mean(gradients, loss, tokens, context)
         rate = self.optimizer.rate(step) if rate is None else rate
         self.optimizer.apply(gradients, step, rate)
-        return tf.stack([all_loss / tf.maximum(all_tokens, 1), norm, rate, all_tokens])
+        return tf.stack([loss / tf.maximum(tokens, 1), norm, rate, tokens])
 
-    def _mean(self, gradients, tokens, all_tokens):
-        """This replica's share of the mean gradient. With clip scope `replica`, its own mean is clipped first."""
-        clip = self._config.optimizer.clip
-        if clip is not None and clip.scope == "replica":
-            own = [g / tf.maximum(tokens, 1) for g in gradients]
-            own, _ = tf.clip_by_global_norm(own, clip.norm)
-            return [g * (tokens / tf.maximum(all_tokens, 1)) for g in own]
-        return [g / tf.maximum(all_tokens, 1) for g in gradients]
+    def _clipped_mean(self, gradients, loss, tokens, context):
+        """The mean gradient over all replicas' tokens, clipped; its norm before clipping; the loss and tokens of all.
+
+        With clip scope `replica`, each replica clips its own mean gradient before all are added.
+        """
+        clip, total = self.config.optimizer.clip, tf.distribute.ReduceOp.SUM
+        scope = None if clip is None else clip.scope
+        own = tf.linalg.global_norm(gradients) / tf.maximum(tokens, 1) if scope == "replica" else 0.0
+        loss, all_tokens, norms = context.all_reduce(total, [loss, tokens, own])
+        share = 1 / tf.maximum(all_tokens, 1)
+        if scope == "replica":
+            share = share * clip.norm / tf.maximum(own, clip.norm)
+        gradients = context.all_reduce(total, [g * share for g in gradients])
+        if scope == "replica":
+            return gradients, norms / context.num_replicas_in_sync, loss, all_tokens
+        norm = tf.linalg.global_norm(gradients)
+        if scope == "global":
+            gradients = [g * (clip.norm / tf.maximum(norm, clip.norm)) for g in gradients]
+        return gradients, norm, loss, all_tokens
 
     def _accumulated(self, batch):
         """Sums of gradients, loss and tokens over the replica's batch, in `accumulate` micro-batches."""
-        accumulate = self._config.train.accumulate
+        accumulate = self.config.train.accumulate
         if accumulate == 1:
             return self._gradients(batch)
         micro_batches = {name: tf.split(x, accumulate) for name, x in batch.items()}
@@ -106,7 +120,7 @@ class TrainStep:
 
     def _seed_dropout(self, step, context):
         """Makes dropout a function of seed, step and replica, so that a checkpoint needs no random state."""
-        train, replica = self._config.train, tf.cast(context.replica_id_in_sync_group, tf.int64)
+        train, replica = self.config.train, tf.cast(context.replica_id_in_sync_group, tf.int64)
         draws = (tf.cast(step, tf.int64) * context.num_replicas_in_sync + replica) * train.accumulate
         for i, state in enumerate(self.seeds):
             first = (train.seed * 1_000_003 + i) % 2**31
@@ -121,6 +135,9 @@ def dropouts(model: keras.Model) -> list[keras.layers.Dropout]:
 
 class Trainer(orbit.AbstractTrainer):
     """Runs a training step on every replica, `num_steps` times without a return to Python.
+
+    One device runs the loop as one program, which XLA compiles: weights stay on the device, and the host has no work
+    between two steps. Other strategies run each step as two programs, with the sum over replicas between them.
 
     Args:
       step: The step.
@@ -137,33 +154,71 @@ class Trainer(orbit.AbstractTrainer):
     def __init__(self, *, step: TrainStep, strategy: tf.distribute.Strategy, global_step: tf.Variable, dataset):
         self.model, self.strategy, self.global_step = step.model, strategy, global_step
         self.history, self.waiting, self.around = None, 0.0, contextlib.nullcontext
-        self.step, self._iterator = step, iter(dataset)
-        self._loop = tf.function(self._steps)
+        self.step, self._iterator, self._seconds = step, iter(dataset), None
+        self._most = longest_loop(step.config)
+        if isinstance(strategy, tf.distribute.OneDeviceStrategy):
+            self._read = tf.function(self._stacked)
+            self._run = tf.function(self._program, jit_compile=step.jit_compile or None, autograph=False)
+        else:
+            self._read = lambda iterator, num_steps: (iterator, tf.zeros((), tf.float64))
+            self._run = tf.function(self._steps)
+
+    @property
+    def steps_per_loop(self) -> int:
+        """Steps of the next loop: as many as LOOP_SECONDS allow, and one while the time of a step is unknown."""
+        return 1 if self._seconds is None else max(1, min(self._most, int(LOOP_SECONDS / self._seconds)))
 
     def train(self, num_steps: tf.Tensor) -> dict:
         """Runs `num_steps` steps. Returns the means of their records."""
-        start = time.time()  # the same clock as tf.timestamp
+        start, first = time.perf_counter(), self.global_step.read_value()
         with self.around():
-            history, waited, last = self._loop(self._iterator, num_steps)
-            self.history = history.numpy()
-        self.waiting = _waiting(waited.numpy(), start, last.numpy(), time.time(), len(self.history))
+            batches, waited = self._read(self._iterator, num_steps)
+            history, waited = self._run(batches, first, num_steps, waited)
+            self.history = history.numpy()[: int(num_steps)]
+        self.global_step.assign_add(len(self.history))
+        seconds = time.perf_counter() - start
+        self.waiting, self._seconds = float(waited) / seconds, seconds / len(self.history)
         return dict(zip(COLUMNS, self.history.mean(axis=0), strict=True))
 
-    def _steps(self, iterator, num_steps):
-        """The records, the seconds that steps waited for a batch, and the time when the last batch came."""
+    def _stacked(self, iterator, num_steps):
+        """The next batches on a new first axis, which zeros fill, and the seconds that they took to come."""
+        asked = tf.timestamp()
+        with tf.device("CPU:0"), tf.control_dependencies([asked]):
+            spec = iterator.element_spec
+            arrays = {name: tf.TensorArray(x.dtype, self._most, element_shape=x.shape) for name, x in spec.items()}
+            for i in tf.range(num_steps):
+                batch = next(iterator)
+                arrays = {name: array.write(i, batch[name]) for name, array in arrays.items()}
+            batches = {name: array.stack() for name, array in arrays.items()}
+            with tf.control_dependencies(list(batches.values())):
+                return batches, tf.timestamp() - asked
+
+    def _program(self, batches, first, num_steps, waited):
+        """The records of steps on batches from `_stacked`, with zeros after them."""
+
+        def loop(batches, first, num_steps):
+            def body(i, history):
+                record = self.step({name: x[i] for name, x in batches.items()}, first + tf.cast(i, tf.int64))
+                return i + 1, history.write(i, record)
+
+            history = tf.TensorArray(tf.float32, self._most, element_shape=[len(COLUMNS)])
+            return tf.while_loop(lambda i, _: i < num_steps, body, (0, history))[1].stack()
+
+        return self.strategy.run(loop, args=(batches, first, num_steps)), waited
+
+    def _steps(self, iterator, first, num_steps, waited):
+        """The records of steps on the next batches, and the seconds that they waited for them."""
         history = tf.TensorArray(tf.float32, size=num_steps, element_shape=[len(COLUMNS)])
-        waited, came = tf.zeros((), tf.float64), tf.zeros((), tf.float64)
         for i in tf.range(num_steps):
-            batch, asked, came = _timed(iterator)
-            waited += came - asked
-            record = self.strategy.run(self.step, args=(batch, self.global_step.read_value()))
+            batch, seconds = _timed(iterator)
+            record = self.strategy.run(self.step, args=(batch, first + tf.cast(i, tf.int64)))
             history = history.write(i, self.strategy.experimental_local_results(record)[0])
-            self.global_step.assign_add(1)
-        return history.stack(), waited, came
+            waited += seconds
+        return history.stack(), waited
 
 
 def _timed(iterator):
-    """The next batch, the time of asking for it and the time when it came, in seconds since 1970.
+    """The next batch, and the seconds that it took to come.
 
     Work on the batch waits until the time is taken; otherwise some of the work would be counted as waiting.
     """
@@ -173,20 +228,9 @@ def _timed(iterator):
     with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
         came = tf.timestamp()
     with tf.control_dependencies([came]):
-        return tf.nest.map_structure(_in_place, batch, expand_composites=True), asked, came
+        return tf.nest.map_structure(_in_place, batch, expand_composites=True), came - asked
 
 
 def _in_place(x):
     with tf.device(x.device):  # the replica's device
         return tf.identity(x)
-
-
-def _waiting(waited, start, came, end, steps):
-    """Share of a loop's time in which its steps waited for input and the devices had no other work.
-
-    An accelerator works through a queue that the host fills ahead. The queue left when the last batch has come shows
-    how far ahead the host was: one step if every step waited, all steps if none waited.
-    """
-    seconds = end - start
-    idle = seconds - steps * (end - came) if tf.config.list_logical_devices("GPU") else seconds
-    return float(max(0.0, min(waited, idle)) / seconds)

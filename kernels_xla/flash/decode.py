@@ -153,8 +153,7 @@ def _fill(position, c):
 
 def _from(table, start, length):
     """`length` numbers of a table, from `start` on for each row: `[m]`, int32 `[b]` -> `[b, length]`."""
-    if start.shape[0] == 1:
-        return ops.slice(table, start, (length,))[None]  # here XLA reads no indices
+    # No slice: TensorFlow would compile it anew for each start.
     return ops.take(table, start[:, None] + ops.arange(length, dtype="int32"), axis=0)
 
 

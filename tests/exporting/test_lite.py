@@ -19,7 +19,7 @@ IDS = np.random.default_rng(1).integers(4, 100, (1, 21)).astype("int32")
 
 NAMES = [
     *("masked-flash", "causal-flash", "causal-flash_quad", "causal-transformer", "causal-transformer_ls"),
-    *("masked-linear_attention", "causal-linear_attention", "causal-retention", "causal-gated_linear_attention"),
+    *("masked-linear_attention", "causal-linear_attention", "causal-retention", "causal-gla"),
 ]
 
 

@@ -29,6 +29,14 @@ def test_a_steps_parts_are_device_then_input_then_host_and_add_up_to_the_whole()
     assert milliseconds(writer.space) == [(1, 10, 6, 2, 2), (2, 20, 10, 6, 4)]
 
 
+def test_each_step_of_a_mark_of_several_has_its_share_of_the_time():
+    writer = Writer()
+    writer.steps((0, 10_000), (10_000, 20_000), waits=[(0, 3_000), (10_000, 4_000)])
+    gpu(writer, 0, {7: [(KERNEL, 2_000, 6_000, {}), (KERNEL, 15_000, 10_000, {})]})
+    found = trace.read(writer.space, "train", per_mark=2).steps
+    assert [(s.total / 1e9, s.device / 1e9, s.input / 1e9) for s in found] == [(5, 3, 1)] * 2 + [(10, 5, 2)] * 2
+
+
 def test_streams_and_devices_that_work_at_once_count_once_in_a_step():
     writer = Writer()
     writer.steps((0, 10_000))

@@ -40,6 +40,29 @@ def test_steps_after_a_resume_equal_those_of_a_run_without_a_stop(tmp_path, sect
     same(tmp_path / "whole", tmp_path / "halves")
 
 
+def in_loops(path, folder, lengths):
+    """The records of a run, and its weights, after loops of these lengths."""
+    run, trainer = runs.opened(path, folder, "train.steps_per_loop=4", "train.jit_compile=true")
+    records = []
+    for length in lengths:
+        trainer.train(tf.constant(length))
+        records += trainer.history.tolist()
+    assert int(run.step.numpy()) == len(records)
+    return records, {name: v.numpy().tobytes() for name, v in run.variables.items()}
+
+
+def both(path, folder):
+    return in_loops(path, f"{folder}/one", [4, 2]), in_loops(path, f"{folder}/other", [1, 2, 3])
+
+
+def test_the_lengths_of_loops_change_no_bit_of_a_run_that_xla_compiles(tmp_path):
+    runs.corpus(tmp_path)
+    path = runs.write(tmp_path, model={"type": "causal_lm", "depth": 1, "dropout": 0.1})
+    one, other = runs.in_child(both, path, str(tmp_path))
+    assert one == other
+    assert len({tuple(record) for record in one[0]}) == 6
+
+
 def kill():
     os.kill(os.getpid(), signal.SIGKILL)
 
