@@ -12,6 +12,7 @@ import platform
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -19,6 +20,7 @@ from pathlib import Path
 from flash_tf import __version__, commands
 from flash_tf.training.progress import Progress
 
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 KEPT_SECONDS = 30 * 24 * 3600  # a program that XLA compiled
 
 
@@ -27,21 +29,52 @@ def main(arguments: list[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     os.environ["KERAS_BACKEND"] = "tensorflow"  # noqa: TID251  the loop is TensorFlow's, whatever Keras is set to
     _keep_programs()
-    with _LibraryLog(f"{tempfile.gettempdir()}/flash-tf-{os.getuid()}.log") as log:
+    with _LibraryLog(f"{tempfile.gettempdir()}/flash-tf-{os.getuid()}.log") as log, _StoppedBySignals() as stopped:
         try:
             args.run(args, log)
             sys.stdout.flush()
         except BrokenPipeError:  # whoever reads what we print, as `head`, has seen enough
             return 128 + signal.SIGPIPE
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:
             traceback.print_exc()  # into the log
-            status, line = _explain(error, log.path)
+            # A library may have put an error of its own in the place of ours.
+            status, line = _explain(stopped.by or error, log.path)
             log.progress().line(f"flash-tf: {line}")
             return status
-        except KeyboardInterrupt:
-            log.progress().line("flash-tf: interrupted")
-            return 130
     return 0
+
+
+class _Stopped(KeyboardInterrupt):
+    """A signal asked the command to end, at a moment with nothing to save."""
+
+    def __init__(self, number: int):
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+class _StoppedBySignals:
+    """Within it, SIGINT, SIGTERM and SIGHUP end the command with a line. Training takes them over while it can save.
+
+    Attributes:
+      by: The signal that came, as an error; None before.
+    """
+
+    by: _Stopped | None = None
+
+    def __enter__(self):
+        self._before = {}
+        if threading.current_thread() is threading.main_thread():
+            asked = [n for n in ENDING if signal.getsignal(n) != signal.SIG_IGN]  # `nohup` ignores SIGHUP
+            self._before = {number: signal.signal(number, self._stop) for number in asked}
+        return self
+
+    def __exit__(self, *_):
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _stop(self, number, _):
+        self.by = _Stopped(number)
+        raise self.by
 
 
 def program() -> None:
@@ -71,6 +104,8 @@ def _explain(error: Exception, log: str) -> tuple[int, str]:
     number = getattr(error, "number", None)
     if type(error).__name__ == "Interrupted":
         return 128 + number, f"stopped by {error}; the same command goes on from here"
+    if isinstance(error, _Stopped):
+        return 128 + number, f"stopped by {error}"
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.strerror}: {error.filename}" if error.filename else error.strerror

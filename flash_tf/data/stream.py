@@ -115,6 +115,10 @@ class WindowStream:
         signature = {name: tf.TensorSpec(shape, tf.int32) for name, shape in shapes.items()}
         return tf.data.Dataset.from_generator(batches, output_signature=signature).prefetch(tf.data.AUTOTUNE)
 
+    def stop(self) -> None:
+        """Makes a wait for tokens end with an error; see `TokenCache.stop`."""
+        self._cache.stop()
+
     def _tokenise_ahead(self) -> None:
         try:
             self._locate(self._limit - 1)

@@ -4,6 +4,7 @@ import fcntl
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,10 @@ if TYPE_CHECKING:  # the tokenizer brings TensorFlow Text, which reading tokens 
     from flash_tf.data.tokenizer import Tokenizer
 
 BATCH_CHARACTERS = 1 << 22  # 4 MB of text and its tokens are in memory at a time, for a shard of any size
+
+
+class StoppedError(Exception):
+    """Tokenising was asked to stop. What it was writing is gone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +79,7 @@ class TokenCache:
         self.shards = source.shards(split)
         self._source = source
         self._on_progress = on_progress
+        self._stopped = threading.Event()
         self._about = json.dumps(
             {"split": split, "source": source.identity(), "tokenizer": tokenizer.fingerprint}, indent=2, sort_keys=True
         )
@@ -97,6 +103,10 @@ class TokenCache:
         if self._on_progress is not None:
             self._on_progress(len(list(self.directory.glob("[0-9]*.json"))), len(self.shards), f"{self.split} shards")
         return self._read(index)
+
+    def stop(self) -> None:
+        """Makes `get` raise a StoppedError where it tokenises, in any thread, within some seconds."""
+        self._stopped.set()
 
     def _path(self, index: int, suffix: str) -> Path:
         return self.directory / f"{index:05d}.{suffix}"
@@ -125,6 +135,8 @@ class TokenCache:
             _renamed_when_done(self._path(index, "offsets")) as offsets_file,
         ):
             for texts in _batches(self._source.documents(self.split, self.shards[index])):
+                if self._stopped.is_set():
+                    raise StoppedError
                 documents = [ids for ids in self.tokenizer.encode(texts) if len(ids)]
                 lengths += [len(ids) + 1 for ids in documents]
                 words += sum(len(text.split()) for text in texts)

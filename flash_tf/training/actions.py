@@ -4,7 +4,7 @@ import contextlib
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import tensorflow as tf
@@ -172,17 +172,26 @@ class Profiler:
 
 
 class Signals:
-    """SIGTERM and SIGINT save and end the run after the current loop. A second SIGINT ends it without saving.
+    """SIGTERM, SIGINT and SIGHUP save and end the run after the current loop. A second one ends it without saving.
 
-    Python runs its handlers when TensorFlow returns, after the loop. The system's own handler wakes a thread at once,
-    and that thread tells the user that a signal has come.
+    Python runs its handlers when TensorFlow returns, after the loop. The system's own handler wakes a thread at once.
+    That thread tells the user that a signal has come, and stops the wait for data, which may last until all text is
+    tokenised.
+
+    Args:
+      save: Saves the run.
+      stop_data: Makes a wait for data end with an error.
+      trainer: The trainer, whose wait for data may be stopped.
+      progress: Shows the line.
     """
 
-    def __init__(self, save: Callable[[], None], progress: Progress):
-        self._save, self._progress, self._received = save, progress, None
+    def __init__(self, save: Callable[[], None], stop_data: Callable[[], None], trainer: Trainer, progress: Progress):
+        self._save, self._stop_data, self._trainer, self._progress = save, stop_data, trainer, progress
+        self._received, self._saved, self._evaluating = None, False, False
 
     def __enter__(self):
-        self._before = {number: signal.signal(number, self._receive) for number in (signal.SIGTERM, signal.SIGINT)}
+        asked = [n for n in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+        self._before = {number: signal.signal(number, self._receive) for number in asked}
         self._heard, told = socket.socketpair()
         told.setblocking(False)
         self._told, self._woken = told, signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
@@ -190,12 +199,27 @@ class Signals:
         self._teller.start()
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, kind, error, _):
+        self._give_back()
+        self._told.close()  # which ends the thread
+        self._teller.join()
+        if self._received is not None and isinstance(error, Exception) and not self._saved:
+            between_steps = self._trainer.reading or self._evaluating
+            if between_steps and int(self._trainer.global_step.numpy()):
+                self._save()
+            raise Interrupted(self._received) from error
+
+    @contextlib.contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """Within it, a signal ends the run at once: no step is lost."""
+        self._evaluating = True
+        yield
+        self._evaluating = False
+
+    def _give_back(self):
         signal.set_wakeup_fd(self._woken)
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        self._told.close()  # which ends the thread
-        self._teller.join()
 
     def _tell(self):
         then = "saving after this loop of steps"
@@ -204,13 +228,19 @@ class Signals:
                 if number[0] in self._before:
                     self._progress.line(f"{signal.Signals(number[0]).name}: {then}")
                     then = "ending after this loop of steps, without saving"
+                    self._stop_data()
 
     def _receive(self, number, _):
-        if self._received is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt
+        if self._received is not None:
+            self._give_back()
+            signal.raise_signal(number)
+            return
         self._received = number
+        if self._evaluating:
+            raise Interrupted(number)
 
     def __call__(self, output):
         if self._received is not None:
             self._save()
+            self._saved = True
             raise Interrupted(self._received)

@@ -36,7 +36,7 @@ def train(config: Config, model_dir: str, progress: Progress) -> dict:
 
     Raises:
       ValueError: The input is not valid, or the run diverged (`actions.DivergedError`). Nothing is overwritten.
-      actions.Interrupted: SIGTERM or SIGINT came. The state is saved.
+      actions.Interrupted: SIGTERM, SIGINT or SIGHUP came. The state is saved.
     """
     run = open_run(config, model_dir, progress)
     config, stream = run.config, open_stream(run)
@@ -66,7 +66,7 @@ def train(config: Config, model_dir: str, progress: Progress) -> dict:
     )
 
     orbit_in_log = contextlib.redirect_stdout(sys.stderr)  # the command line points it at its log
-    with actions.Signals(run.save, progress) as signals, profiler, orbit_in_log:
+    with actions.Signals(run.save, stream.stop, trainer, progress) as signals, profiler, orbit_in_log:
         controller = orbit.Controller(
             global_step=run.step,
             trainer=trainer,
@@ -88,7 +88,8 @@ def train(config: Config, model_dir: str, progress: Progress) -> dict:
             metrics.restart_clock()
             with errors_of(stream):
                 controller.train(steps=until, checkpoint_at_completion=False)
-            run.evaluation = {"step": until, **controller.evaluate()}
+            with signals.evaluation():
+                run.evaluation = {"step": until, **controller.evaluate()}
             progress.status(*evaluation_parts(run.evaluation), keep=True)
             evaluations.append([run.evaluation])
             run.save()

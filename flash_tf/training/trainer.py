@@ -148,12 +148,13 @@ class Trainer(orbit.AbstractTrainer):
     Attributes:
       history: The records of the last loop, `[steps, COLUMNS]`.
       waiting: Share of the last loop's time in which the step waited for input.
+      reading: Whether the loop reads its batches, before its first step.
       around: Makes the context that each loop runs in.
     """
 
     def __init__(self, *, step: TrainStep, strategy: tf.distribute.Strategy, global_step: tf.Variable, dataset):
         self.model, self.strategy, self.global_step = step.model, strategy, global_step
-        self.history, self.waiting, self.around = None, 0.0, contextlib.nullcontext
+        self.history, self.waiting, self.reading, self.around = None, 0.0, False, contextlib.nullcontext
         self.step, self._iterator, self._seconds = step, iter(dataset), None
         self._most = longest_loop(step.config)
         if isinstance(strategy, tf.distribute.OneDeviceStrategy):
@@ -172,7 +173,9 @@ class Trainer(orbit.AbstractTrainer):
         """Runs `num_steps` steps. Returns the means of their records."""
         start, first = time.perf_counter(), self.global_step.read_value()
         with self.around():
+            self.reading = True
             batches, waited = self._read(self._iterator, num_steps)
+            self.reading = False
             history, waited = self._run(batches, first, num_steps, waited)
             self.history = history.numpy()[: int(num_steps)]
         self.global_step.assign_add(len(self.history))

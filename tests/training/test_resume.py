@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import threading
+import time
 
 import pytest
 import tensorflow as tf
@@ -61,6 +62,38 @@ def test_the_lengths_of_loops_change_no_bit_of_a_run_that_xla_compiles(tmp_path)
     one, other = runs.in_child(both, path, str(tmp_path))
     assert one == other
     assert len({tuple(record) for record in one[0]}) == 6
+
+
+def test_a_signal_during_tokenising_ends_the_run_at_once_and_the_same_command_goes_on(tmp_path, monkeypatch):
+    runs.corpus(tmp_path)
+    path, batches = runs.write(tmp_path), token_cache._batches
+
+    def endless(documents):
+        while signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # the run has not begun to listen
+            time.sleep(0.01)
+            yield ["some words"]
+        os.kill(os.getpid(), signal.SIGTERM)
+        yield from itertools.repeat(["some words"])
+
+    monkeypatch.setattr(token_cache, "_batches", endless)
+    shown = runs.train(path, tmp_path / "run")
+    assert "SIGTERM: saving after this loop of steps" in shown and "step 1/" not in shown
+    assert not list((tmp_path / "run/tokens").rglob("*.partial"))
+    monkeypatch.setattr(token_cache, "_batches", batches)
+    assert "step 8/8" in runs.train(path, tmp_path / "run")
+
+
+def test_a_signal_during_an_evaluation_saves_its_step_and_the_same_command_evaluates_it(tmp_path, monkeypatch):
+    runs.corpus(tmp_path)
+    path = runs.write(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(runs.Lines, "evaluated", lambda *_: os.kill(os.getpid(), signal.SIGHUP))
+        shown = runs.train(path, tmp_path / "run")
+    assert "validation loss" not in shown
+    steps = len(runs.losses(tmp_path / "run"))
+    assert max(path.name for path in (tmp_path / "run/checkpoints").iterdir()) == f"step-{steps:08d}"
+    shown = runs.train(path, tmp_path / "run")
+    assert f"going on from step {steps}" in shown and f"step {steps}  validation loss" in shown
 
 
 def kill():
