@@ -1,6 +1,7 @@
 """Saved models of every kind, by one function."""
 
 import os
+import warnings
 from pathlib import Path
 
 import keras
@@ -14,7 +15,8 @@ def load(path: str | os.PathLike) -> keras.Model:
 
     Args:
       path: A folder of `save_to_preset`, a `.keras` file, or the model directory of `flash-tf train`, which may be
-        gs://. From a run it takes the checkpoint with the lowest validation loss, and needs `flash-tf[tensorflow]`.
+        gs://. From a run it takes the checkpoint with the lowest validation loss, or warns and takes the newest good
+        one if that is damaged; it needs `flash-tf[tensorflow]`.
 
     Returns:
       The model, not compiled. Its `tokenizer` is None if none was saved with it.
@@ -57,4 +59,4 @@ def _load_run(path):
         raise ImportError(
             f"{path} is a training run, and TensorFlow reads its checkpoints: pip install 'flash-tf[tensorflow]'"
         ) from error
-    return restore(path).model
+    return restore(path, warnings.warn).model

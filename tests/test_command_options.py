@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from flash_tf import commands
 from flash_tf.commands import generate, score
 from flash_tf.generation import GREEDY, BeamSearch, Sampler
 
@@ -22,6 +23,17 @@ def test_generate_draws_as_it_is_told(options, sampler):
     parser = argparse.ArgumentParser()
     generate.add_arguments(parser)
     assert generate._sampler(parser.parse_args(["folder", "--prompt", "a", *options])) == sampler
+
+
+def test_a_checkpoint_is_the_best_the_newest_or_one_by_its_step(capsys):
+    parser = argparse.ArgumentParser()
+    commands.takes_model(parser)
+    words = (None, "best", "newest", "400")
+    found = [parser.parse_args(["run", *(["--checkpoint", word] if word else [])]).checkpoint for word in words]
+    assert found == ["best", "best", "newest", 400]
+    with pytest.raises(SystemExit):
+        parser.parse_args(["run", "--checkpoint", "first"])
+    assert "--checkpoint: needs best, newest or the number of a step, got 'first'" in capsys.readouterr().err
 
 
 def test_perplexities_are_of_one_likelihood_by_token_and_by_word():

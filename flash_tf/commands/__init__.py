@@ -3,6 +3,7 @@
 A docstring's first line says what the command is for. Two examples follow under "Examples:".
 """
 
+import argparse
 import json
 
 NAMES = (
@@ -46,10 +47,17 @@ def takes_model(parser) -> None:
     group.add_argument("model_dir", metavar="MODEL_DIR", help="the folder of the run")
     group.add_argument(
         "--checkpoint",
-        choices=("best", "newest"),
+        type=_checkpoint,
         default="best",
-        help="the one with the lowest validation loss (default), or the one with the most steps",
+        metavar="best|newest|STEP",
+        help="the one with the lowest validation loss (default), the one with the most steps, or the one of STEP",
     )
+
+
+def _checkpoint(text):
+    if text not in ("best", "newest") and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"needs best, newest or the number of a step, got {text!r}")
+    return int(text) if text.isdecimal() else text
 
 
 def gives_json(parser, out: str | None = None) -> None:

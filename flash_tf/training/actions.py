@@ -11,14 +11,9 @@ import tensorflow as tf
 
 from flash_tf.config import ProfileConfig, TrainConfig
 from flash_tf.profiling.capture import Capture
-from flash_tf.training.checkpoints import Checkpoints
 from flash_tf.training.progress import Clock, Progress, lasting, perplexity, training_parts
 from flash_tf.training.run_directory import Records
 from flash_tf.training.trainer import COLUMNS, Trainer
-
-
-class DivergedError(ValueError):
-    """The loss is not a number."""
 
 
 class Interrupted(Exception):
@@ -32,22 +27,14 @@ class Interrupted(Exception):
 class CheckFinite:
     """Stops the run at the first loss that is not a number, before anything is written."""
 
-    def __init__(self, trainer: Trainer, step: tf.Variable, checkpoints: Checkpoints):
-        self._trainer, self._step, self._checkpoints = trainer, step, checkpoints
+    def __init__(self, trainer: Trainer, step: tf.Variable, diverged: Callable[[str], Exception]):
+        self._trainer, self._step, self._diverged = trainer, step, diverged
 
     def __call__(self, output):
         bad = np.flatnonzero(~np.isfinite(self._trainer.history[:, : COLUMNS.index("learning_rate")]).all(axis=1))
-        if not len(bad):
-            return
-        step = int(self._step.numpy()) - len(self._trainer.history) + int(bad[0]) + 1
-        good = self._checkpoints.steps()
-        raise DivergedError(
-            f"the loss or its gradient is not a number at step {step}; "
-            + (f"the last good checkpoint is of step {good[-1]}" if good else "there is no checkpoint yet")
-            + "; nothing was overwritten. Try another --model-dir with a lower optimizer.learning_rate, a longer "
-            "optimizer.warmup_steps, "
-            "optimizer.clip={scope: global, norm: 1.0}, or train.precision=float32"
-        )
+        if len(bad):
+            step = int(self._step.numpy()) - len(self._trainer.history) + int(bad[0]) + 1
+            raise self._diverged(f"the loss or its gradient is not a number at step {step}")
 
 
 class Metrics:

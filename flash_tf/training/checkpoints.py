@@ -1,9 +1,11 @@
 """Checkpoints that count only when they are whole, and that load under any strategy."""
 
 import json
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+import numpy as np
 import tensorflow as tf
 
 from flash_tf import renamed
@@ -75,7 +77,7 @@ class Checkpoints:
         """Assigns every variable from the checkpoint of `step`. Returns the checkpoint's notes.
 
         Raises:
-          ValueError: Names or shapes differ from the checkpoint, or its files cannot be read.
+          ValueError: Names or shapes differ from the checkpoint, its files cannot be read, or a value is not finite.
         """
         where = self._folder(step)
         try:
@@ -88,6 +90,8 @@ class Checkpoints:
             values = {name: reader.get_tensor(keys[name] + SUFFIX) for name in variables}
         except (tf.errors.OpError, RuntimeError, IndexError) as error:
             raise DamagedCheckpoint(f"{where} is damaged: {str(error).splitlines()[0][:200]}") from error
+        if (bad := not_finite(values.items())) is not None:
+            raise DamagedCheckpoint(f"{where} is damaged: {bad} is not finite")
         for name, variable in variables.items():
             variable.assign(values[name])
         return notes
@@ -96,27 +100,40 @@ class Checkpoints:
         missing = sorted(name for name in needed if name not in stored)
         if missing:
             raise ValueError(
-                f"{where} is of another model: it has no {missing[0]} ({len(missing)} variables are missing)"
+                f"{where} is of another model: it has no {_name(missing[0])} ({len(missing)} variables are missing)"
+            )
+        more = sorted(name for name in stored if name not in needed and not name.startswith(SLOTS))
+        if more:
+            raise ValueError(
+                f"{where} is of another model: it has {_name(more[0])}, which the config's model lacks "
+                f"({len(more)} variables are too many)"
             )
         wrong = next((name for name in needed if list(stored[name]) != needed[name]), None)
         if wrong is not None:
-            raise ValueError(f"{where}: {wrong} needs shape {needed[wrong]}, got {list(stored[wrong])}")
+            raise ValueError(f"{where}: {_name(wrong)} needs shape {needed[wrong]}, got {list(stored[wrong])}")
 
-    def restore_newest(self, variables: dict[str, tf.Variable]) -> dict | None:
-        """Restores the newest checkpoint that can be read, and reports the others. None if there is no checkpoint.
+    def restore_first(self, variables: dict[str, tf.Variable], steps: list[int]) -> dict:
+        """Restores the first of some checkpoints that is not damaged, and reports each one before it.
 
         Raises:
-          ValueError: There are checkpoints, and none can be read.
+          ValueError: The checkpoints are of another model, or all are damaged.
         """
-        steps = self.steps()
-        for step in reversed(steps):
+        for step, following in zip(steps, [*steps[1:], None], strict=True):
             try:
                 return self.restore(variables, step)
             except DamagedCheckpoint as error:
-                self._report(f"{error}; falling back to the one before")
-        if steps:
-            raise ValueError(f"none of the {len(steps)} checkpoints in {self.directory} can be read")
-        return None
+                if len(steps) == 1:
+                    raise
+                if following is None:
+                    raise ValueError(
+                        f"none of the {len(steps)} checkpoints in {self.directory} can be read: {error}"
+                    ) from error
+                self._report(f"{error}; falling back to step {following:,}")
+
+    def restore_newest(self, variables: dict[str, tf.Variable]) -> dict | None:
+        """As `restore_first`, the newest first. None if there is no checkpoint."""
+        steps = self.steps()
+        return self.restore_first(variables, steps[::-1]) if steps else None
 
     def best(self) -> int | None:
         """Step of the checkpoint with the lowest validation loss; None if none was evaluated."""
@@ -125,14 +142,19 @@ class Checkpoints:
         return min(evaluated, key=evaluated.get) if evaluated else None
 
     def _loss(self, step):
+        """The validation loss in the notes; None if there is none, or none that can be compared."""
         try:
-            return self.notes(step).get("loss")
+            loss = self.notes(step).get("loss")
         except DamagedCheckpoint:
             return None
+        return loss if isinstance(loss, int | float) and math.isfinite(loss) else None
 
-    def prune(self, newest: int) -> None:
-        """Deletes all checkpoints except the newest `newest` whole ones and the best one."""
-        whole = self.steps()
+    def prune(self, newest: int, last: int) -> None:
+        """Deletes all checkpoints up to step `last` except the newest `newest` whole ones and the best one.
+
+        Later ones do not count: they are damaged, or the run would have gone on from them.
+        """
+        whole = [step for step in self.steps() if step <= last]
         old = [step for step in self._folders() if step < whole[-1]]
         for step in set(old) - set(whole[-newest:]) - {self.best()}:
             if step in whole:
@@ -144,15 +166,25 @@ class Checkpoints:
 
 
 SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
+SLOTS = ("m|", "v|")  # the optimizer's variables, which a trained model does without
 
 
 class DamagedCheckpoint(ValueError):
-    """A checkpoint whose files cannot be read."""
+    """A checkpoint whose files cannot be read, or whose values are not finite."""
+
+
+def not_finite(arrays: Iterable[tuple[str, np.ndarray]]) -> str | None:
+    """The name of the first array that holds NaN or infinity, or None."""
+    return next((name for name, array in arrays if not np.isfinite(array).all()), None)
 
 
 def _key(name):
     """A variable's name as one attribute of `tf.train.Checkpoint`."""
     return name.replace("/", "|")  # TensorFlow escapes "." and "/" in the names it stores
+
+
+def _name(key):
+    return key.replace("|", "/")
 
 
 def _stored_key(name, stored):

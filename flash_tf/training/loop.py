@@ -35,7 +35,7 @@ def train(config: Config, model_dir: str, progress: Progress) -> dict:
       progress: Shows the state of the run.
 
     Raises:
-      ValueError: The input is not valid, or the run diverged (`actions.DivergedError`). Nothing is overwritten.
+      ValueError: The input is not valid, or the run diverged (`run.DivergedError`). Nothing is overwritten.
       actions.Interrupted: SIGTERM, SIGINT or SIGHUP came. The state is saved.
     """
     run = open_run(config, model_dir, progress)
@@ -76,7 +76,7 @@ def train(config: Config, model_dir: str, progress: Progress) -> dict:
             summary_dir=f"{model_dir}/summaries" if run.chief else None,
             eval_summary_dir=f"{model_dir}/summaries/validation" if run.chief else None,
             train_actions=[
-                actions.CheckFinite(trainer, run.step, run.checkpoints),
+                actions.CheckFinite(trainer, run.step, run.diverged),
                 metrics,
                 actions.Save(run.save, run.step, config.train.checkpoint_every),
                 profiler,
@@ -98,13 +98,13 @@ def train(config: Config, model_dir: str, progress: Progress) -> dict:
     return run.evaluation or {"step": config.train.steps, **evaluator.evaluate(None)}
 
 
-def evaluate(model_dir: str, progress: Progress, checkpoint: str = "best") -> dict:
+def evaluate(model_dir: str, progress: Progress, checkpoint: str | int = "best") -> dict:
     """Evaluates the model of a run on its validation split.
 
     Args:
       model_dir: The folder of the run.
       progress: Shows the state of the evaluation.
-      checkpoint: "best" or "newest".
+      checkpoint: "best", "newest" or a step; see `restore`.
 
     Returns:
       The `step` of the checkpoint, and the result of `evaluator.summarize`.

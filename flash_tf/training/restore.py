@@ -28,18 +28,21 @@ class Trained:
     step: int
 
 
-def restore(model_dir: str, report: Callable[[str], None] = lambda line: None, checkpoint: str = "best") -> Trained:
+def restore(
+    model_dir: str, report: Callable[[str], None] = lambda line: None, checkpoint: str | int = "best"
+) -> Trained:
     """Reads the model of a run.
 
-    A directory without checkpoints may hold weights that an exported step trained.
+    If the checkpoint is damaged, the newest good one takes its place, and a line says so. A directory without
+    checkpoints may hold weights that an exported step trained.
 
     Args:
       model_dir: The model directory, local or gs://.
       report: Called with a line when something needs saying.
-      checkpoint: "best", by validation loss, or "newest".
+      checkpoint: "best", by validation loss; "newest"; or a step, in whose place no other checkpoint is taken.
 
     Raises:
-      ValueError: The folder is no model directory, has no weights, or is damaged.
+      ValueError: The folder is no model directory, has no weights, is damaged, or its tokenizer is another one.
     """
     config = run_directory.load_config(model_dir)
     checkpoints = Checkpoints(f"{model_dir}/checkpoints", report)
@@ -50,15 +53,27 @@ def restore(model_dir: str, report: Callable[[str], None] = lambda line: None, c
     model = modelling.make_model(config)
     model.tokenizer = tokenizer
     variables = {v.path: v for v in model.weights}
-    if steps:
-        best = checkpoints.best() if checkpoint == "best" else None
-        step = steps[-1] if best is None else best
-        checkpoints.restore(variables, step)
+    if steps or isinstance(checkpoint, int):
+        notes = checkpoints.restore_first(variables, _order(checkpoints, steps, checkpoint))
+        check_tokenizer(tokenizer, notes, model_dir)
+        step = notes["step"]
     else:
         step = exported
         for name, value in weights.read(model_dir, {name: tuple(v.shape) for name, v in variables.items()}):
             variables[name].assign(value)
     return Trained(config=config, model=model, tokenizer=tokenizer, step=step)
+
+
+def _order(checkpoints, steps, wanted):
+    """The steps of the checkpoints to try, the wanted one first."""
+    if isinstance(wanted, int):
+        if wanted not in steps:
+            there = ", ".join(map(str, steps)) or "none"
+            raise ValueError(f"{checkpoints.directory} has no checkpoint of step {wanted}, it has {there}")
+        return [wanted]
+    best = checkpoints.best() if wanted == "best" else None
+    first = [] if best is None else [best]
+    return first + [step for step in reversed(steps) if step not in first]
 
 
 def load_tokenizer(config: Config, model_dir: str) -> Tokenizer:
@@ -67,6 +82,15 @@ def load_tokenizer(config: Config, model_dir: str) -> Tokenizer:
     tokenizer = Tokenizer.load(path)
     check_vocabulary(tokenizer, config.model["vocabulary_size"], path)
     return tokenizer
+
+
+def check_tokenizer(tokenizer: Tokenizer, notes: dict, model_dir: str) -> None:
+    """Raises a ValueError unless the tokenizer is the one that a checkpoint's notes name. Old notes name none."""
+    if notes.get("tokenizer", tokenizer.fingerprint) != tokenizer.fingerprint:
+        raise ValueError(
+            f"{model_dir}/{run_directory.TOKENIZER} is another tokenizer than the run was trained with: "
+            "put the run's own back"
+        )
 
 
 def check_vocabulary(tokenizer: Tokenizer, needed: int, where: str) -> None:

@@ -16,17 +16,21 @@ from flash_tf.data.stream import WindowStream
 from flash_tf.data.token_cache import TokenCache
 from flash_tf.data.tokenizer import Tokenizer
 from flash_tf.training import modelling, run_directory
-from flash_tf.training.checkpoints import Checkpoints
+from flash_tf.training.checkpoints import Checkpoints, not_finite
 from flash_tf.training.evaluator import per_replica
 from flash_tf.training.objective import OBJECTIVES
 from flash_tf.training.optimizer import AdamW
 from flash_tf.training.progress import Progress
-from flash_tf.training.restore import check_vocabulary, load_tokenizer
+from flash_tf.training.restore import check_tokenizer, check_vocabulary, load_tokenizer
 from flash_tf.training.run_directory import TOKENIZER
 from flash_tf.training.strategy import is_chief, make_strategy
 from flash_tf.training.trainer import Trainer, TrainStep, uses_xla
 
 WAIT = 600  # seconds that other workers give the chief to make a tokenizer
+
+
+class DivergedError(ValueError):
+    """The loss or a variable is not a number."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -82,18 +86,33 @@ class Run:
         return {v.path: v.value for v in self.model.weights}
 
     def save(self) -> None:
-        """Saves a checkpoint of this step, with the validation loss if this step was evaluated."""
-        if not self.chief:
-            return
+        """Saves a checkpoint of this step, with the validation loss if this step was evaluated.
+
+        Raises:
+          DivergedError: A variable is not finite. Every worker finds it, and the chief writes nothing.
+        """
         step = int(self.step.numpy())
-        loss = {"loss": self.evaluation["loss"]} if self.evaluation.get("step") == step else {}
-        if step != self.saved:
-            notes = {"step": step, "position": self.position, "seed": self.config.train.seed, **loss}
-            self.checkpoints.save(self.variables, notes)
-            self.saved = step
-        elif loss:
-            self.checkpoints.note(step, loss)
-        self.checkpoints.prune(self.config.train.keep)
+        new = step != self.saved
+        if new and (bad := not_finite((name, v.numpy()) for name, v in self.variables.items())) is not None:
+            raise self.diverged(f"{bad} is not finite after step {step}")
+        if self.chief:
+            loss = {"loss": self.evaluation["loss"]} if self.evaluation.get("step") == step else {}
+            if new:
+                notes = {"step": step, "position": self.position, "seed": self.config.train.seed}
+                self.checkpoints.save(self.variables, {**notes, "tokenizer": self.tokenizer.fingerprint, **loss})
+            elif loss:
+                self.checkpoints.note(step, loss)
+            self.checkpoints.prune(self.config.train.keep, step)
+        self.saved = step
+
+    def diverged(self, what: str) -> DivergedError:
+        """The error of a run whose loss or variables are no longer numbers."""
+        last = f"the last good checkpoint is of step {self.saved}"
+        good = "there is no checkpoint yet" if self.saved is None else last
+        return DivergedError(
+            f"{what}; {good}; nothing was overwritten. Try another --model-dir with a lower optimizer.learning_rate, a "
+            "longer optimizer.warmup_steps, optimizer.clip={scope: global, norm: 1.0}, or train.precision=float32"
+        )
 
     def records(self, name: str, step: int) -> run_directory.Records:
         """A file of records, cut off after a step. Only the chief writes it."""
@@ -136,6 +155,7 @@ def open_run(config: Config, model_dir: str, progress: Progress) -> Run:
         checkpoints=Checkpoints(f"{model_dir}/checkpoints", progress.line),
     )
     if (notes := run.checkpoints.restore_newest(run.variables)) is not None:
+        check_tokenizer(tokenizer, notes, model_dir)
         step.assign(notes["step"])
         run.saved = notes["step"]
         run.evaluated = notes["step"] - ("loss" not in notes)

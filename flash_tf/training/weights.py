@@ -27,7 +27,7 @@ def write(model_dir: str, step: int, weights: Iterable[tuple[str, np.ndarray]], 
       shard_bytes: The largest size of a shard, in bytes.
 
     Raises:
-      ValueError: `shard_bytes` is too small.
+      ValueError: `shard_bytes` is too small, or a weight is not finite.
     """
     if shard_bytes < 64 * OVERHEAD:
         raise ValueError(f"a shard of weights needs {64 * OVERHEAD} bytes or more, got {shard_bytes}")
@@ -53,6 +53,7 @@ def _shards(weights, shapes, shard_bytes) -> Iterator[dict[str, np.ndarray]]:
     """The fragments of each shard; adds the weights' shapes to `shapes`."""
     fragments, room = {}, shard_bytes
     for name, value in weights:
+        _check_finite(name, value)
         rest = np.ravel(value)
         shapes[name] = {"dtype": rest.dtype.name, "shape": list(np.shape(value))}
         while rest.size:
@@ -101,7 +102,13 @@ def read(model_dir: str, shapes: dict[str, tuple[int, ...]]) -> Iterator[tuple[s
                 raise ValueError(f"{folder} is damaged: it holds {done} of the {value.size} numbers of {name}")
             value.flat[done : done + fragment[1].size] = fragment[1]
             done += fragment[1].size
+        _check_finite(f"{folder} is damaged: {name}", value)
         yield name, value
+
+
+def _check_finite(what, value):
+    if not np.isfinite(value).all():
+        raise ValueError(f"{what} is not finite")
 
 
 def _fragments(folder, shards):

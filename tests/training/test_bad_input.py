@@ -194,7 +194,8 @@ def test_checkpoints_that_cannot_be_read_are_said_to_be_damaged(copy):
         data.write_bytes(b"not an index")
     before = contents(copy)
     assert "none of the 2 checkpoints in" in one_line(train(copy)).splitlines()[-1]
-    assert "step-00000004 is damaged" in one_line(runs.command(copy, "evaluate", copy / "model"))
+    line = one_line(runs.command(copy, "evaluate", copy / "model"))
+    assert "none of the 2 checkpoints in" in line and "step-00000002 is damaged" in line
     assert contents(copy) == before
 
 

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import flash_tf as ft
 from flash_tf import config
+from flash_tf.data.tokenizer import Tokenizer
 from flash_tf.layers import random_features
 from flash_tf.training import modelling
 from flash_tf.training.checkpoints import MARKER, Checkpoints
@@ -44,7 +46,24 @@ def empty_marker(folder):
     (folder / MARKER).write_text("")
 
 
-DAMAGES = [truncated_data, a_wrong_byte, missing_data, garbage_index, unreadable_marker, empty_marker]
+def a_value_that_is_no_number(folder):
+    """A whole checkpoint, in which one number of one variable is NaN."""
+    checkpoints, step = Checkpoints(str(folder.parent)), int(folder.name.removeprefix("step-"))
+    keys = {name: name.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE") for name in runs.state(folder.parent.parent, step)}
+    found = {keys[name].replace("|", "/"): x for name, x in runs.state(folder.parent.parent, step).items()}
+    found["masked_lm/output_bias"][7] = np.nan
+    checkpoints.save({name: tf.Variable(x) for name, x in found.items()}, checkpoints.notes(step))
+
+
+DAMAGES = [
+    truncated_data,
+    a_wrong_byte,
+    missing_data,
+    garbage_index,
+    unreadable_marker,
+    empty_marker,
+    a_value_that_is_no_number,
+]
 
 
 @pytest.fixture(scope="module")
@@ -79,13 +98,19 @@ def newest(model_dir):
     return model_dir / "checkpoints/step-00000008"
 
 
+def said(copy, **options):
+    """The step that `restore` takes, and the lines that it says."""
+    lines = []
+    return restore(str(copy), lines.append, **options).step, lines
+
+
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before_and_says_so(run, copy, damage):
     damage(newest(copy))
-    said, into = [], variables(run)
-    notes = Checkpoints(str(copy / "checkpoints"), said.append).restore_newest(into)
+    lines, into = [], variables(run)
+    notes = Checkpoints(str(copy / "checkpoints"), lines.append).restore_newest(into)
     assert notes["step"] == 6
-    assert len(said) == 1 and "step-00000008 is damaged" in said[0] and "falling back" in said[0]
+    assert len(lines) == 1 and "step-00000008 is damaged" in lines[0] and "falling back to step 6" in lines[0]
     want = variables(run)
     Checkpoints(str(run / "model/checkpoints")).restore(want, 6)
     for name, variable in into.items():
@@ -126,7 +151,7 @@ def test_an_unreadable_marker_of_an_old_checkpoint_stops_neither_saving_nor_the_
     (tmp_path / f"step-00000001/{MARKER}").write_text("{")
     assert checkpoints.best() == 2
     checkpoints.save(kept({"w": 3}), {"step": 3})
-    checkpoints.prune(1)
+    checkpoints.prune(1, 3)
     assert 3 in checkpoints.steps()
 
 
@@ -134,7 +159,7 @@ def test_the_newest_checkpoints_and_the_best_are_kept(tmp_path):
     checkpoints = Checkpoints(str(tmp_path))
     for step, loss in enumerate([3.0, 1.0, None, 2.0, 1.5, 4.0], 1):
         checkpoints.save(kept({"w": step}), {"step": step} | ({} if loss is None else {"loss": loss}))
-        checkpoints.prune(2)
+        checkpoints.prune(2, step)
     assert checkpoints.best() == 2
     assert checkpoints.steps() == [2, 5, 6]
     assert sorted(folder.name for folder in tmp_path.iterdir()) == [f"step-0000000{step}" for step in (2, 5, 6)]
@@ -146,7 +171,7 @@ def test_what_a_killed_process_left_of_an_old_checkpoint_is_deleted_too(tmp_path
         checkpoints.save(kept({"w": step}), {"step": step})
     (tmp_path / f"step-00000001/{MARKER}").unlink()  # by a prune that was killed
     checkpoints.save(kept({"w": 3}), {"step": 3})
-    checkpoints.prune(2)
+    checkpoints.prune(2, 3)
     assert sorted(folder.name for folder in tmp_path.iterdir()) == ["step-00000002", "step-00000003"]
 
 
@@ -194,3 +219,74 @@ def test_a_weight_that_is_not_trained_stays_as_it_began_and_comes_back_from_the_
     monkeypatch.setattr(random_features, "orthogonal_normal", lambda *shape: np.ones(shape))  # as from another NumPy
     run = restore(str(tmp_path / "model"))
     assert run.step == 2 and np.array_equal(run.model.mixers[0].favor.directions.numpy(), drawn)
+
+
+def test_a_damaged_best_checkpoint_falls_back_to_the_newest_good_one_and_says_so(copy):
+    checkpoints = Checkpoints(str(copy / "checkpoints"))
+    checkpoints.note(4, {"loss": 0.5})
+    assert said(copy) == (4, [])
+    missing_data(copy / "checkpoints/step-00000004")
+    a_value_that_is_no_number(newest(copy))
+    step, (best, last) = said(copy)
+    assert step == 6
+    assert "step-00000004 is damaged: " in best and best.endswith("; falling back to step 8")
+    assert last.endswith("step-00000008 is damaged: masked_lm/output_bias is not finite; falling back to step 6")
+    with pytest.warns(UserWarning, match="falling back to step 6"):
+        ft.load(str(copy))
+
+
+def test_a_checkpoint_is_taken_by_its_step_and_no_other_in_its_place(copy):
+    assert said(copy, checkpoint=4) == (4, [])
+    with pytest.raises(ValueError, match=r"model/checkpoints has no checkpoint of step 5, it has 2, 4, 6, 8"):
+        said(copy, checkpoint=5)
+    a_value_that_is_no_number(copy / "checkpoints/step-00000004")
+    with pytest.raises(ValueError, match=r"step-00000004 is damaged: masked_lm/output_bias is not finite$"):
+        said(copy, checkpoint=4)
+
+
+def test_another_tokenizer_of_the_same_size_is_refused_by_its_name(run, copy):
+    text = (run / "train.txt").read_text().split("\n")[:60]
+    other = Tokenizer.train(iter(text), runs.VOCABULARY)
+    assert other.vocabulary_size == Tokenizer.load(str(copy / "tokenizer.model")).vocabulary_size
+    other.save(str(copy / "tokenizer.model"))
+    for reads in (lambda: restore(str(copy)), lambda: runs.opened(str(run / "config.yaml"), copy)):
+        with pytest.raises(ValueError, match=r"model/tokenizer.model is another tokenizer than the run was trained"):
+            reads()
+
+
+def test_a_checkpoint_that_holds_more_than_the_model_is_refused_by_the_name_of_a_variable(tmp_path, copy):
+    checkpoints = Checkpoints(str(tmp_path / "other"))
+    checkpoints.save(kept({"model/a": 1, "model/b": 1, "m/model/a": 1}), {"step": 1})
+    with pytest.raises(ValueError, match=r"step-00000001 is of another model: it has model/b, .* \(1 variable"):
+        checkpoints.restore_newest(kept({"model/a": 0}))
+    text = (copy / "config.yaml").read_text()
+    (copy / "config.yaml").write_text(text.replace("model:\n", "model:\n  head_bias: false\n"))
+    with pytest.raises(ValueError, match=r"it has masked_lm/output_bias, which the config's model lacks"):
+        restore(str(copy))
+
+
+def test_what_is_not_finite_is_not_saved_and_the_last_good_checkpoint_is_the_one_that_was_read(run, copy):
+    a_value_that_is_no_number(newest(copy))
+    before = sorted(path.name for path in (copy / "checkpoints").iterdir())
+    opened, _ = runs.opened(str(run / "config.yaml"), copy)
+    name, variable = next((name, v) for name, v in opened.variables.items() if name.startswith("v/"))
+    variable.assign(tf.fill(variable.shape, np.float32(np.inf)))
+    opened.step.assign(7)
+    with pytest.raises(ValueError, match=f"{name} is not finite after step 7; the last good checkpoint is of step 6"):
+        opened.save()
+    assert sorted(path.name for path in (copy / "checkpoints").iterdir()) == before
+
+
+def test_a_damaged_newer_checkpoint_does_not_count_among_the_ones_to_keep(tmp_path):
+    checkpoints = Checkpoints(str(tmp_path))
+    for step in (1, 9, 2):  # the run fell back from step 9
+        checkpoints.save(kept({"w": step}), {"step": step})
+    checkpoints.prune(1, 2)
+    assert checkpoints.steps() == [2, 9]
+
+
+def test_a_loss_that_is_no_number_makes_no_checkpoint_the_best(tmp_path):
+    checkpoints = Checkpoints(str(tmp_path))
+    for step, loss in enumerate([float("nan"), 2.0, float("-inf")], 1):
+        checkpoints.save(kept({"w": step}), {"step": step, "loss": loss})
+    assert checkpoints.best() == 2
