@@ -171,6 +171,8 @@ class Trainer(orbit.AbstractTrainer):
 
     def train(self, num_steps: tf.Tensor) -> dict:
         """Runs `num_steps` steps. Returns the means of their records."""
+        if self._seconds is None:
+            self._compile()
         start, first = time.perf_counter(), self.global_step.read_value()
         with self.around():
             self.reading = True
@@ -182,6 +184,13 @@ class Trainer(orbit.AbstractTrainer):
         seconds = time.perf_counter() - start
         self.waiting, self._seconds = float(waited) / seconds, seconds / len(self.history)
         return dict(zip(COLUMNS, self.history.mean(axis=0), strict=True))
+
+    def _compile(self):
+        """Compiles one device's program by a loop of no steps, while the text of its first batches is tokenised."""
+        if isinstance(self.strategy, tf.distribute.OneDeviceStrategy):
+            spec = self._iterator.element_spec
+            batches = {name: tf.zeros([self._most, *x.shape], x.dtype) for name, x in spec.items()}
+            self._run(batches, self.global_step.read_value(), tf.constant(0), tf.zeros((), tf.float64))
 
     def _stacked(self, iterator, num_steps):
         """The next batches on a new first axis, which zeros fill, and the seconds that they took to come."""
