@@ -8,31 +8,39 @@ from typing import Any
 
 import keras
 
+from flash_tf import owned_files
+
+WRITER = "save_to_preset"
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.weights.h5", "tokenizer.model"
+KEPT = ("module", "class_name", "config", "registered_name")  # of a serialized model
 
 
 def save(model: keras.Model, directory: str) -> None:
-    """Writes a model, and its `tokenizer` if it has one. An older preset in the folder is replaced.
+    """Writes a model, and its `tokenizer` if it has one. An older preset is replaced once the new one is whole.
 
     Raises:
-      ValueError: The model is quantized. Keras writes such weights but cannot read them into nested layers.
+      ValueError: The folder holds something else, or the model is quantized. Keras writes such weights but cannot read
+        them into nested layers.
     """
     if any(getattr(layer, "quantization_mode", None) for layer in model._flatten_layers()):
         raise ValueError(
             f"{model.name} is quantized, and Keras cannot read such a preset again: save the model before quantizing it"
         )
-    folder = Path(directory)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in (CONFIG, TOKENIZER):
-        (folder / name).unlink(missing_ok=True)  # the config is written last and marks a complete preset
     if not model.built:
         model.build()
-    model.save_weights(folder / WEIGHTS)
-    if model.tokenizer is not None:
-        model.tokenizer.save(str(folder / TOKENIZER))
-    whole = keras.saving.serialize_keras_object(model)
-    kept = {name: whole[name] for name in ("module", "class_name", "config", "registered_name")}
-    (folder / CONFIG).write_text(json.dumps({**kept, "keras_version": keras.__version__}, indent=2) + "\n")
+    with owned_files.replacing(directory, WRITER, _older) as folder:
+        model.save_weights(folder / WEIGHTS)
+        if model.tokenizer is not None:
+            model.tokenizer.save(str(folder / TOKENIZER))
+        whole = keras.saving.serialize_keras_object(model)
+        kept = {name: whole[name] for name in KEPT}
+        (folder / CONFIG).write_text(json.dumps({**kept, "keras_version": keras.__version__}, indent=2) + "\n")
+
+
+def _older(folder):
+    """The files of a preset from before there were manifests, which its config tells: no other has these keys."""
+    found = owned_files.json_of(f"{folder}/{CONFIG}")
+    return (CONFIG, WEIGHTS, TOKENIZER) if found.keys() == {*KEPT, "keras_version"} else ()
 
 
 def load(cls: type, directory: str, options: dict) -> keras.Model:

@@ -27,12 +27,7 @@ def add_arguments(parser) -> None:
 
 
 def run(args, log) -> None:
-    if args.out is None and args.topology is None:
-        raise ValueError("compile needs --out, --topology or both")
-    exported = [name for name in ("check_tokens", "decode_batch") if getattr(args, name) is not None]
-    if args.out is None and exported:
-        option = exported[0].replace("_", "-")
-        raise ValueError(f"--{option} needs --out: for a topology the training step alone is compiled")
+    _check_out(args)
     import tensorflow as tf
 
     from flash_tf import config
@@ -64,3 +59,17 @@ def run(args, log) -> None:
     if problem:
         what = "does not fit" if estimate.hbm_bytes else "cannot be compiled for"
         raise ValueError(f"the step {what} {args.topology}: {problem}")
+
+
+def _check_out(args):
+    """Refuses a bad `--out` before any work."""
+    exported = [name for name in ("check_tokens", "decode_batch") if getattr(args, name) is not None]
+    if args.out is not None:
+        from flash_tf.compiling import artifact
+
+        artifact.check_folder(args.out)
+    elif args.topology is None:
+        raise ValueError("compile needs --out, --topology or both")
+    elif exported:
+        option = exported[0].replace("_", "-")
+        raise ValueError(f"--{option} needs --out: for a topology the training step alone is compiled")

@@ -5,8 +5,6 @@ Examples:
   flash-tf inspect runs/quickstart --text "import os, sys" --layer 0 --out maps
 """
 
-from pathlib import Path
-
 from flash_tf.commands import gives_json, show, takes_model
 
 
@@ -36,7 +34,5 @@ def run(args, log) -> None:
     chosen = {"start": args.start, "tokens": args.tokens, "layers": args.layer}
     found = inspection.read(run.model, run.tokenizer, args.text, longest=longest, **chosen)
     files = page.write(out, "inspect", found.html(f"{args.model_dir}, step {run.step:,}"), found.pictures)
-    for file in set(page.folder(out).glob("inspect_layer_*.png")) - {Path(file) for file in files}:
-        file.unlink()  # of another text, or of layers that were not asked for
     text = "\n".join([found.text(), "", *files])
     show({"step": run.step, **found.as_dict(), "files": files} if args.json else text, args.json)

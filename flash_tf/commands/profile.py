@@ -33,6 +33,8 @@ def run(args, log) -> None:
 
     config, model_dir = profile.load(args.config, args.set)
     kept = args.out or (model_dir and f"{model_dir}/profile")
+    if kept:
+        latency.check_folder(kept)
     progress = log.progress()
     with tempfile.TemporaryDirectory() as scratch:
         result = profile.profile(

@@ -2,16 +2,15 @@
 
 import gc
 import gzip
-import os
 import platform
 from collections.abc import Callable
-from pathlib import Path
 
 import tensorflow as tf
 
 from flash_tf import config as configs
+from flash_tf import owned_files
 from flash_tf.compiling import values
-from flash_tf.compiling.manifest import CONFIG, MANIFEST, TOKENIZER, Check, Manifest, Program, write
+from flash_tf.compiling.manifest import CONFIG, MANIFEST, TOKENIZER, Check, Manifest, Program, read, write
 from flash_tf.compiling.programs import Experiment, TokenIds
 from flash_tf.config import Config
 from flash_tf.data.tokenizer import Tokenizer
@@ -25,7 +24,7 @@ GZIPPED_FROM = 2**20  # bytes of a text
 DECODE_BATCH, DECODE_TOKENS = 1, 64  # a call of decoding: texts by default, and tokens of each
 STEP, FORWARD, CHECKED, DECODE = (f"{name}.hlo.pb" for name in ("step", "forward", "check", "decode"))
 STABLEHLO = ("step.stablehlo.mlir", "step.stablehlo.mlir.gz")
-OURS = {STEP, FORWARD, CHECKED, DECODE, *STABLEHLO, MANIFEST, f"{MANIFEST}.partial", CONFIG, TOKENIZER}
+WRITER = "flash-tf compile"
 
 
 def resolve(config: Config) -> tuple[Config, Tokenizer | TokenIds]:
@@ -37,8 +36,6 @@ def resolve(config: Config) -> tuple[Config, Tokenizer | TokenIds]:
     config = modelling.with_masking(config)
     if config.train.seed < 0:
         raise ValueError(f"train.seed of an exported step must not be negative, got {config.train.seed}")
-    if config.init_from is not None:
-        raise ValueError("an exported step starts from new weights: init_from needs `flash-tf train`")
     needed, path = config.model["vocabulary_size"], config.data.tokenizer
     if path is not None:
         tokenizer = Tokenizer.load(path)
@@ -73,9 +70,18 @@ def export(
     Raises:
       ValueError: The folder holds something else, the check's tokens make no batch, or `decode_batch` is not valid.
     """
+    check_size, decoded = _check_size(experiment.config, check_tokens), _decoded(experiment, decode_batch)
+    with owned_files.replacing(out, WRITER, _older) as folder:
+        return _write(name, experiment, folder, check_size, decoded, report)
+
+
+def check_folder(out: str) -> None:
+    """Raises a ValueError if the folder `out` holds anything except an older artifact."""
+    owned_files.check_folder(out, WRITER, _older)
+
+
+def _write(name, experiment, folder, check_size, decoded, report):
     config, tokenizer = experiment.config, experiment.tokenizer
-    check_size, decoded = _check_size(config, check_tokens), _decoded(experiment, decode_batch)
-    folder = _claim(out)
     n, batch_size = config.data.sequence_length, config.batch_size
     at_once = min(max(1, EVALUATED_AT_ONCE // n), batch_size)
 
@@ -116,9 +122,9 @@ def export(
         programs=programs,
         check=_run_check(experiment, check_size, report),
     )
-    write(manifest, out)
+    write(manifest, str(folder))
     return {
-        "files": {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.name in OURS},
+        "files": {path.name: path.stat().st_size for path in sorted(folder.iterdir())},
         "parameters": manifest.parameters,
         "tokens_per_step": programs["step"].tokens,
         "flops_per_step": programs["step"].flops,
@@ -166,18 +172,14 @@ def _decoded(experiment, batch_size):
     return batch_size, DECODE_TOKENS if capacity is None else min(DECODE_TOKENS, capacity)
 
 
-def _claim(out):
-    """The folder without an older artifact's files. The manifest goes first, so that no half artifact looks whole."""
-    folder = Path(out)
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"--out needs a folder, got the file {out}")
-    folder.mkdir(parents=True, exist_ok=True)
-    foreign = sorted(set(os.listdir(folder)) - OURS)
-    if foreign and not (folder / MANIFEST).exists():
-        raise ValueError(f"{out} holds something else ({foreign[0]}): --out needs a new folder, or an older artifact")
-    for name in sorted(OURS, key=lambda name: name != MANIFEST):
-        (folder / name).unlink(missing_ok=True)
-    return folder
+def _older(folder):
+    """The files of an artifact from before there were hashes, by the names in its manifest."""
+    try:
+        found = read(folder)
+    except ValueError:
+        return ()
+    named = {name for program in found.programs.values() for name in (program.file, program.stablehlo) if name}
+    return {MANIFEST, CONFIG, *named} | ({TOKENIZER} if found.config["data"]["tokenizer"] else set())
 
 
 def _write_text(folder, text):

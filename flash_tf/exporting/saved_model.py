@@ -2,15 +2,14 @@
 
 import dataclasses
 import json
-import shutil
-import tempfile
+import os
 from collections.abc import Callable
-from pathlib import Path
 
 import keras
 import tensorflow as tf
 
 from flash_tf import config as configs
+from flash_tf import owned_files
 from flash_tf.exporting import lite
 from flash_tf.exporting.readers import IdReader, TextReader
 from flash_tf.exporting.signatures import Limits, Served, ServedCausalLM, ServedMaskedLM
@@ -18,6 +17,7 @@ from flash_tf.registry import mixer_name
 from flash_tf.training import run_directory
 from flash_tf.training.restore import Trained
 
+WRITER = "flash-tf export"
 EXTRA, ABOUT, LITE = "assets.extra", "export.json", "model.tflite"
 PRECISIONS = ("float32", "mixed_bfloat16", "bfloat16")
 
@@ -68,28 +68,19 @@ def export(run: Trained, out: str, options: Options, report: Callable[[str], Non
       ValueError: The folder holds something else, the options do not fit the model, or TensorFlow Lite lacks an
         operator.
     """
-    folder = check_folder(out)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
-        about = _write(run, made / "new", options, report)
-        if folder.exists():
-            folder.rename(made / "old")
-        (made / "new").rename(folder)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
-    return about
+    with owned_files.replacing(os.path.expanduser(out), WRITER, _older) as folder:
+        return _write(run, folder, options, report)
 
 
-def check_folder(out: str) -> Path:
-    """The folder `out`; ValueError if it holds anything except an older export."""
-    if "://" in out:
-        raise ValueError(f"an export needs a local folder, from which you can copy it, got {out}")
-    folder = Path(out).expanduser().absolute()
-    there = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
-    if there and not (folder / EXTRA / ABOUT).is_file():
-        raise ValueError(f"{out} exists and is no export: give a new folder or an older export")
-    return folder
+def check_folder(out: str) -> None:
+    """Raises a ValueError if the folder `out` holds anything except an older export."""
+    owned_files.check_folder(os.path.expanduser(out), WRITER, _older)
+
+
+def _older(folder):
+    """The files of an export from before there were manifests, by the names that it gave."""
+    about = owned_files.json_of(f"{folder}/{EXTRA}/{ABOUT}")
+    return about["files"] if "signatures" in about and isinstance(about.get("files"), list) else ()
 
 
 def served(run: Trained, options: Options) -> Served:

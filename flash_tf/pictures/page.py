@@ -1,6 +1,7 @@
 """Files of pictures: PNG, and one HTML file that holds all of them and opens without a network."""
 
 import base64
+import functools
 import io
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -9,6 +10,9 @@ from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
+from flash_tf import owned_files
+
+HEAD = '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 1250px; margin: 2em auto; padding: 0 1em; color: #222; }
 table { border-collapse: collapse; margin: 1em 0; font-variant-numeric: tabular-nums; }
@@ -55,14 +59,28 @@ def picture(name: str, title: str, caption: str, drawn: Figure) -> Picture:
 def write(out: str, name: str, html: str, pictures: Sequence[Picture]) -> list[str]:
     """Writes `NAME.html` and a PNG file for each picture into a local folder; returns their paths, the page's first.
 
+    Pictures of an earlier page of this name go.
+
     Raises:
-      ValueError: When the folder is not local.
+      ValueError: The folder holds a file of such a name that is not the command's.
       OSError: When it cannot be written.
     """
     files = {f"{name}.html": html.encode("utf-8", "replace")} | {f"{one.name}.png": one.png for one in pictures}
-    for file, data in files.items():
-        (folder(out) / file).write_bytes(data)
+    writer, older = f"flash-tf {name}", functools.partial(_older, name)
+    stale = owned_files.own(out, writer, older) - files.keys()  # of another text, or of other layers or runs
+    owned_files.write(out, files, writer, older)
+    owned_files.remove(out, stale, writer)
     return [str(Path(out, file)) for file in files]
+
+
+def _older(name, out):
+    """The page in a folder from before there were manifests, and the files of the pictures that it holds."""
+    path = Path(out, f"{name}.html")
+    text = path.read_text("utf-8", "replace") if path.is_file() else ""
+    if not text.startswith(HEAD) or STYLE not in text:
+        return []
+    pictures = (file for file in Path(out).glob("*.png") if file.is_file())
+    return [path.name, *(file.name for file in pictures if base64.b64encode(file.read_bytes()).decode() in text)]
 
 
 def folder(out: str) -> Path:
@@ -79,7 +97,7 @@ def html(title: str, facts: Mapping[str, str], tables: Sequence[Table], pictures
     said = "".join(f"<p><b>{escape(name)}:</b> {escape(text)}</p>\n" for name, text in facts.items())
     drawn = "".join(map(_picture, pictures))
     return (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f"{HEAD}<title>{escape(title)}</title>"
         f"<style>{STYLE}</style></head><body>\n<h1>{escape(title)}</h1>\n{said}"
         f'{"".join(map(_table, tables))}{drawn}<p class="note">{escape(notes)}</p>\n</body></html>\n'
     )

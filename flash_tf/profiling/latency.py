@@ -5,11 +5,11 @@ import json
 import statistics
 
 import numpy as np
-import tensorflow as tf
 
+from flash_tf import owned_files
 from flash_tf.profiling.trace import Trace
 
-LATENCY = "latency.json"
+WRITER, LATENCY = "flash-tf profile", "latency.json"
 TIMES = ("total", "device", "host", "input")
 COSTLIEST = 10
 # Input is made while a step runs. A step that waits for a larger share than this is input-bound; less is noise.
@@ -131,11 +131,27 @@ def _costliest(trace, work):
 
 
 def write(result: dict, folder: str) -> str:
-    """Writes `latency.json` into the folder. Returns its path."""
-    path = f"{folder}/{LATENCY}"
-    with tf.io.gfile.GFile(path, "w") as file:
-        file.write(json.dumps(result, indent=1) + "\n")
-    return path
+    """Writes `latency.json` into the folder. Returns its path.
+
+    Raises:
+      ValueError: The folder holds another file of this name.
+    """
+    owned_files.write(folder, {LATENCY: (json.dumps(result, indent=1) + "\n").encode()}, WRITER, _older)
+    return f"{folder}/{LATENCY}"
+
+
+def check_folder(folder: str) -> None:
+    """Raises a ValueError if the folder holds another file where `write` would put its own."""
+    owned_files.check(folder, [LATENCY], WRITER, _older)
+
+
+def _older(folder):
+    """`latency.json` from before there were manifests, by its keys."""
+    return (
+        [LATENCY]
+        if {"mode", "bound", "median", "p90", "steps"} <= owned_files.json_of(f"{folder}/{LATENCY}").keys()
+        else []
+    )
 
 
 def headline(result: dict) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from flash_tf.config import ProfileConfig, TrainConfig
+from flash_tf.profiling import latency
 from flash_tf.profiling.capture import Capture
 from flash_tf.training.progress import Clock, Progress, lasting, perplexity, training_parts
 from flash_tf.training.run_directory import Records
@@ -123,6 +124,8 @@ class Profiler:
         folder: str | None,
         finish: Callable[[Capture], None],
     ):
+        if config is not None and folder is not None:
+            latency.check_folder(folder)
         self._config, self._trainer, self._step, self._folder = config, trainer, step, folder
         self._finish, self._capture = finish, None
 

@@ -1,13 +1,14 @@
 """An artifact holds the step that `train` runs, its arguments and their initial values."""
 
 import json
+import shutil
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from flash_tf import config
+from flash_tf import config, owned_files
 from flash_tf.compiling import artifact, manifest, programs, values
 from flash_tf.compiling.programs import Experiment, TokenIds
 from flash_tf.data.tokenizer import Tokenizer
@@ -37,7 +38,7 @@ def exported(tmp_path_factory):
 
 def test_an_artifact_has_all_its_files_and_the_manifest_reads_back(exported):
     experiment, out, summary = exported
-    assert {path.name for path in out.iterdir()} == set(summary["files"]) == {
+    assert {path.name for path in out.iterdir()} - {owned_files.MANIFEST} == set(summary["files"]) == {
         "step.hlo.pb", "step.stablehlo.mlir", "forward.hlo.pb", "check.hlo.pb", "decode.hlo.pb", "manifest.json",
         "config.yaml",
     }  # fmt: skip
@@ -196,8 +197,39 @@ def test_tokens_of_the_check_that_make_no_batch_are_refused(exported, tmp_path, 
 
 def test_a_folder_that_holds_something_else_is_refused_and_left_as_it_is(exported, tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"holds something else \(mine.txt\)"):
+    with pytest.raises(ValueError, match="holds mine.txt, which flash-tf compile did not write"):
         artifact.export("tiny", exported[0], str(tmp_path), None, lambda line: None)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
-    with pytest.raises(ValueError, match="--out needs a folder, got the file"):
+    with pytest.raises(ValueError, match="flash-tf compile needs a folder, got the file"):
         artifact.export("tiny", exported[0], str(tmp_path / "mine.txt"), None, lambda line: None)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "config.yaml"])
+def test_a_users_file_with_the_name_of_ours_is_refused_and_stays(exported, tmp_path, name):
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(ValueError, match=f"holds {name}, which flash-tf compile did not write"):
+        artifact.export("tiny", exported[0], str(tmp_path), None, lambda line: None)
+    assert runs.contents(tmp_path) == {name: b"mine"}
+
+
+def test_an_artifact_that_is_not_made_to_the_end_leaves_the_one_before(exported, tmp_path, monkeypatch):
+    shutil.copytree(exported[1], tmp_path / "out")
+    before = runs.contents(tmp_path)
+
+    def stopped(line):
+        if line.startswith("tracing the evaluation"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        artifact.export("tiny", exported[0], str(tmp_path / "out"), None, stopped)
+    assert runs.contents(tmp_path) == before
+
+
+def test_an_artifact_from_before_hashes_is_replaced_unless_it_holds_other_files(exported, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(exported[1], out)
+    (out / owned_files.MANIFEST).unlink()
+    artifact.check_folder(str(out))
+    (out / "tokenizer.model").write_text("mine")  # its config has none
+    with pytest.raises(ValueError, match="holds tokenizer.model, which flash-tf compile did not write"):
+        artifact.check_folder(str(out))

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from flash_tf import owned_files
 from flash_tf.compiling import manifest
 from tests.training import runs
 
@@ -28,12 +29,11 @@ def test_compile_writes_an_artifact_says_what_comes_next_and_ends_with_a_table(t
     made = manifest.read(str(tmp_path / "artifact"))
     assert made.seed == 3 and made.programs["check"].tokens == 64 and made.programs["decode"].batch_size == 2
 
-    (tmp_path / "artifact/tokenizer.model").write_text("of an older artifact")
     status, out, err = command(tmp_path, "--out", tmp_path / "artifact", "--json")
     assert status == 0, err
     found = json.loads(out)
     assert found["tokens_per_step"] == 128 and len(found["check_losses"]) == 3
-    assert set(found["files"]) == {path.name for path in (tmp_path / "artifact").iterdir()}
+    assert {*found["files"], owned_files.MANIFEST} == {path.name for path in (tmp_path / "artifact").iterdir()}
     assert manifest.read(str(tmp_path / "artifact")).seed == 0
 
 
@@ -75,7 +75,7 @@ def test_bad_input_is_one_line_and_status_1(tmp_path):
             [*out, "--decode-batch", 2, *masked],
             "flash-tf: --decode-batch needs a model that decodes, masked_lm does not",
         ),
-        (["--out", tmp_path / "other"], f"flash-tf: {tmp_path}/other holds something else (mine.txt)"),
+        (["--out", tmp_path / "other"], f"flash-tf: {tmp_path}/other holds mine.txt, which flash-tf compile"),
         ([*out, "--set", "train.tokens_per_step=33"], "train.tokens_per_step (33) must be a multiple of"),
         ([*out, "--set", "data.tokenizer=nowhere.model"], "flash-tf: tokenizer model nowhere.model cannot be read"),
         ([*out, "--set", "model.mixer.type=nothing"], "no mixer is called 'nothing'"),

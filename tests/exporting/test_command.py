@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from flash_tf import owned_files
+from flash_tf.exporting import saved_model
 from flash_tf.filling import fill_mask
 from tests.backends import to_numpy
 from tests.exporting import models
@@ -47,11 +49,19 @@ def test_an_export_is_announced_replaced_whole_and_nothing_else_is_overwritten(m
 
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis/chapter").write_text("1")
-    for there in (tmp_path / "thesis", tmp_path / "thesis/chapter", model_dir):
-        status, shown, err = runs.command(tmp_path, "export", model_dir, there)
-        assert (status, shown) == (1, "")
-        assert err == f"flash-tf: {there} exists and is no export: give a new folder or an older export\n"
-    assert (tmp_path / "thesis/chapter").read_text() == "1"
+    (out / "notes").write_text("1")
+    tail = ", which flash-tf export did not write: give another folder, or move that file away"
+    for there, said in {
+        tmp_path / "thesis": f"{tmp_path}/thesis holds chapter{tail}",
+        tmp_path / "thesis/chapter": f"flash-tf export needs a folder, got the file {tmp_path}/thesis/chapter",
+        model_dir: f"{model_dir} holds config.yaml{tail}",
+        out: f"{out} holds notes{tail}",
+    }.items():
+        before = runs.contents(there.parent)
+        assert runs.command(tmp_path, "export", model_dir, there) == (1, "", f"flash-tf: {said}\n")
+        assert runs.contents(there.parent) == before
+
+
 
 
 def tool(code, *arguments):
@@ -88,7 +98,7 @@ BAD = {
         ["--max-new-tokens", "3"],
         "--max-new-tokens is for causal models, and",
     ),
-    "a bucket": ("model", ["gs://there"], "an export needs a local folder"),
+    "a bucket": ("model", ["gs://there"], "flash-tf export needs a local folder"),
 }
 
 
@@ -115,7 +125,7 @@ def test_more_new_tokens_than_a_cache_holds_are_refused(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_an_export_in_bfloat16_takes_half_the_space_and_says_nearly_the_same(model_dir, tmp_path):
+def test_an_export_in_bfloat16_takes_half_the_space_and_is_known_without_a_manifest(model_dir, tmp_path):
     run, about = models.exported(model_dir, tmp_path / "half", precision="bfloat16", ids_only=True)
     assert about["precision"] == "bfloat16"
     reader = tf.train.load_checkpoint(str(tmp_path / "half/variables/variables"))
@@ -126,3 +136,9 @@ def test_an_export_in_bfloat16_takes_half_the_space_and_says_nearly_the_same(mod
     got = loaded.signatures["logits"](ids=tf.constant(ids))["logits"]
     assert got.dtype == tf.float32
     assert 0 < relative_error(got, to_numpy(run.model(ids))) < BFLOAT16_LAYER
+
+    (tmp_path / "half" / owned_files.MANIFEST).unlink()  # as of a version that wrote none
+    saved_model.check_folder(str(tmp_path / "half"))
+    (tmp_path / "half/notes").write_text("1")
+    with pytest.raises(ValueError, match="holds notes, which flash-tf export did not write"):
+        saved_model.check_folder(str(tmp_path / "half"))

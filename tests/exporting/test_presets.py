@@ -9,12 +9,14 @@ import sys
 import numpy as np
 import pytest
 
+from flash_tf import owned_files
 from flash_tf.data.tokenizer import Tokenizer
 from flash_tf.models import MODELS
 from flash_tf.models.language_model import LanguageModel
 from tests.backends import to_numpy
 from tests.exporting import models
 from tests.numerics import FLOAT32, relative_error
+from tests.training import runs
 
 SECTIONS = models.sections()
 IDS = np.random.default_rng(2).integers(4, 100, (2, 21)).astype("int32")
@@ -77,7 +79,7 @@ def test_a_preset_brings_its_tokenizer_and_takes_other_options(tmp_path):
     model = model_of("causal-flash")
     model.tokenizer = Tokenizer.load(str(directory / "tokenizer.model"))
     model.save_to_preset(str(tmp_path / "preset"))
-    names = ["config.json", "model.weights.h5", "tokenizer.model"]
+    names = [owned_files.MANIFEST, "config.json", "model.weights.h5", "tokenizer.model"]
     assert sorted(path.name for path in (tmp_path / "preset").iterdir()) == names
     again = LanguageModel.from_preset(str(tmp_path / "preset"))
     assert again.tokenizer.fingerprint == model.tokenizer.fingerprint
@@ -86,7 +88,23 @@ def test_a_preset_brings_its_tokenizer_and_takes_other_options(tmp_path):
     assert half.compute_dtype == "bfloat16" and half.dropout == 0.1
     model.tokenizer = None
     model.save_to_preset(str(tmp_path / "preset"))
-    assert sorted(path.name for path in (tmp_path / "preset").iterdir()) == names[:2]
+    assert sorted(path.name for path in (tmp_path / "preset").iterdir()) == names[:3]
+
+
+def test_a_preset_takes_the_place_of_one_from_before_manifests_and_of_no_other_file(tmp_path):
+    model = model_of("causal-flash")
+    model.save_to_preset(str(tmp_path))
+    (tmp_path / owned_files.MANIFEST).unlink()
+    model.save_to_preset(str(tmp_path))
+    (tmp_path / "README.md").write_text("mine")
+    before = runs.contents(tmp_path)
+    with pytest.raises(ValueError, match="holds README.md, which save_to_preset did not write"):
+        model.save_to_preset(str(tmp_path))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/tokenizer.model").write_text("mine")
+    with pytest.raises(ValueError, match="holds tokenizer.model, which save_to_preset did not write"):
+        model.save_to_preset(str(tmp_path / "other"))
+    assert runs.contents(tmp_path) == before | {"other/tokenizer.model": b"mine"}
 
 
 def test_a_quantized_model_is_refused_and_the_preset_that_is_there_stays(tmp_path):

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flash_tf import pictures
+from flash_tf import owned_files, pictures
+from flash_tf.pictures import page
 from tests.training import runs
 
 
@@ -76,8 +77,32 @@ def test_inspect_takes_masks_a_layer_and_a_place_and_gives_json(trained):
     assert [layer["layer"] for layer in found["layers"]] == [1]
     assert set(found["layers"][0]["parts"]) == {"local", "global"}
     assert sorted(file.name for file in (trained / "o").iterdir()) == [
-        "inspect.html", "inspect_layer_01.png", "inspect_overview.png",
+        ".flash-tf.json", "inspect.html", "inspect_layer_01.png", "inspect_overview.png",
     ]  # fmt: skip
+
+
+def drawn(out, name, *pictures):
+    return page.write(str(out), name, page.html("T", {}, [], pictures, ""), pictures)
+
+
+@pytest.mark.parametrize("manifest", [True, False], ids=["of today", "from before manifests"])
+def test_pictures_take_the_place_of_older_ones_and_of_no_other_file(tmp_path, manifest):
+    one, other = (page.Picture(f"inspect_layer_0{i}", "", "", f"PNG {i}".encode()) for i in range(2))
+    drawn(tmp_path, "inspect", one, other)
+    (tmp_path / "inspect_layer_07.png").write_text("mine")
+    if not manifest:
+        (tmp_path / owned_files.MANIFEST).unlink()
+    drawn(tmp_path, "inspect", one._replace(png=b"new"))
+    found = runs.contents(tmp_path)
+    assert found.keys() == {owned_files.MANIFEST, "inspect.html", "inspect_layer_00.png", "inspect_layer_07.png"}
+    assert found["inspect_layer_00.png"] == b"new" and found["inspect_layer_07.png"] == b"mine"
+    for name in ("plot.html", "loss.png"):
+        (tmp_path / name).write_text("mine")
+        before = runs.contents(tmp_path)
+        with pytest.raises(ValueError, match=f"holds {name}, which flash-tf plot did not write"):
+            drawn(tmp_path, "plot", page.Picture("loss", "", "", b"new"))
+        assert runs.contents(tmp_path) == before
+        (tmp_path / name).unlink()
 
 
 def test_what_cannot_be_drawn_is_refused_in_one_line_and_nothing_is_written(trained, tmp_path):

@@ -1,8 +1,11 @@
 """The figures of a capture."""
 
+import json
+
 import pytest
 
-from flash_tf import config, model_stats
+from flash_tf import config, model_stats, owned_files
+from flash_tf.profiling import latency
 from flash_tf.profiling.latency import Work, summarize
 from flash_tf.profiling.trace import Step, Trace
 from flash_tf.training import modelling
@@ -27,3 +30,18 @@ def test_a_training_step_costs_what_describe_says_of_its_tokens():
     found = modelling.training_flops_per_step(read, model)
     assert found == pytest.approx(said["training_flops_per_token"] * tokens)
     assert found == pytest.approx(3 * said["forward_flops_per_token"] * tokens)
+
+
+def test_figures_take_the_place_of_older_ones_and_of_no_other_file(tmp_path):
+    steps = (Step(number=1, total=10**9, device=10**9, input=0, host=0),)
+    work = Work(mode="train", model="m", tokens=1, flops=1, replicas=1, device="d", peak=None, peak_of="")
+    found = summarize(Trace(steps=steps, devices=1, operations={}, program_bytes=None, peak=None), work, {})
+    latency.write(found, str(tmp_path))
+    (tmp_path / owned_files.MANIFEST).unlink()  # as of a version that wrote none
+    latency.write({**found, "mode": "decode"}, str(tmp_path))
+    assert json.loads((tmp_path / "latency.json").read_text())["mode"] == "decode"
+    (tmp_path / "latency.json").write_text("{}")
+    for refused in (latency.check_folder, lambda folder: latency.write(found, folder)):
+        with pytest.raises(ValueError, match="holds latency.json, which has changed since flash-tf profile wrote it"):
+            refused(str(tmp_path))
+    assert (tmp_path / "latency.json").read_text() == "{}"

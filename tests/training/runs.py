@@ -170,6 +170,12 @@ def bits(arrays):
     return {name: (x.shape, x.dtype.str, x.tobytes()) for name, x in arrays.items()}
 
 
+def contents(folder):
+    """Path -> content of everything below a folder, except what `command` prints into it."""
+    files = (path for path in Path(folder).rglob("*") if path.is_file() and path.name not in ("stdout", "stderr"))
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
 def records(model_dir, name="metrics.jsonl"):
     return [json.loads(line) for line in Path(model_dir, name).read_text().splitlines()]
 
