@@ -161,6 +161,7 @@ class Config:
     evaluation: EvaluationConfig = EvaluationConfig()
     strategy: StrategyConfig = StrategyConfig()
     profile: ProfileConfig | None = None  # null: no profile
+    init_from: str | None = None  # a run or a preset with the weights to start from; null: new weights
     paper: str | None = None  # the source of the system, for `flash-tf list`
 
     def __post_init__(self):

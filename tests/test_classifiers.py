@@ -6,6 +6,7 @@ import pytest
 
 from flash_tf import config
 from flash_tf.models.classifier import Classifier
+from flash_tf.models.masked_lm import MaskedLM
 from flash_tf.models.matcher import Matcher
 from flash_tf.training import modelling
 from tests.backends import to_numpy
@@ -14,11 +15,12 @@ from tests.numerics import FLOAT32, relative_error
 B, N, V, D = 3, 21, 40, 16
 MIXER = {"type": "flash", "chunk_size": 8, "key_dim": 8}
 SMALL = {"vocabulary_size": V, "width": D, "depth": 1, "mixer": MIXER, "max_length": N, "hidden": 12}
+STACK = {name: value for name, value in SMALL.items() if name != "hidden"} | {"position_embedding": "learned"}
 each = pytest.mark.parametrize(("cls", "shape"), [(Classifier, (B, N)), (Matcher, (B, 2, N))])
 
 
-def model_of(cls, **options):
-    model = cls(3, **{**SMALL, **options})
+def model_of(cls, stack=None, **options):
+    model = cls(3, **{**SMALL, **options}) if stack is None else cls(**{**stack, **options})
     model.build()
     rng = np.random.default_rng(6)
     for weight in model.trainable_variables:
@@ -82,3 +84,40 @@ def test_a_matcher_needs_two_texts_a_row():
 def test_a_config_cannot_choose_what_the_loop_cannot_train(kind):
     with pytest.raises(ValueError, match=f"no model is called '{kind}'.* There are: causal_lm, masked_lm$"):
         modelling.with_masking(config.load("quickstart", [f"model.type={kind}"]))
+
+
+@each
+def test_a_classifier_starts_from_the_stack_of_a_language_model_and_keeps_its_new_head(cls, shape):
+    source = model_of(MaskedLM, STACK)
+    model = cls(3, **SMALL)
+    model.build()
+    inner, outer = (to_numpy(layer.kernel.value) for layer in (model.inner, model.outer))
+    done = model.init_from(source)
+    assert sorted(done.fresh) == ["inner/bias", "inner/kernel", "outer/bias", "outer/kernel"]
+    assert done.left == ["output_bias"] and len(done.loaded) == len(source.weights) - 1
+    assert (
+        str(done) == f"{len(done.loaded)} weights loaded; not loaded: {', '.join(done.fresh)}; left behind: output_bias"
+    )
+    assert (to_numpy(model.inner.kernel.value) == inner).all() and (to_numpy(model.outer.kernel.value) == outer).all()
+    ids = token_ids(B, N)
+    assert (to_numpy(model.encode(ids)) == to_numpy(source.encode(ids))).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"width": 8}, r"embedding/embeddings needs shape \(40, 16\), got \(40, 8\)"),
+        ({"depth": 2}, r"it has no place for mixer_1/\S+ and \d+ more"),
+        ({"position_embedding": None, "max_length": None}, r"it needs positions/embeddings, which is not there"),
+    ],
+)
+def test_a_classifier_does_not_start_from_another_stack_and_stays_as_it_was(options, said):
+    stack = {name: SMALL[name] for name in ("vocabulary_size", "width", "depth", "mixer", "max_length")}
+    model, source = (
+        model_of(Classifier),
+        model_of(MaskedLM, stack={"position_embedding": "learned", **stack}, **options),
+    )
+    before = [to_numpy(v.value) for v in model.weights]
+    with pytest.raises(ValueError, match=f"a Classifier cannot start from this MaskedLM: {said}"):
+        model.init_from(source)
+    assert all((to_numpy(v.value) == x).all() for v, x in zip(model.weights, before, strict=True))

@@ -36,6 +36,8 @@ def resolve(config: Config) -> tuple[Config, Tokenizer | TokenIds]:
     config = modelling.with_masking(config)
     if config.train.seed < 0:
         raise ValueError(f"train.seed of an exported step must not be negative, got {config.train.seed}")
+    if config.init_from is not None:
+        raise ValueError("an exported step starts from new weights: init_from needs `flash-tf train`")
     needed, path = config.model["vocabulary_size"], config.data.tokenizer
     if path is not None:
         tokenizer = Tokenizer.load(path)

@@ -73,7 +73,7 @@ def _option(config):
 
 def _with(config, option, size):
     """The config with this size in every mixer that has the option."""
-    values = configs.to_mapping(config)
+    values = {**configs.to_mapping(config), "init_from": None}  # which changes no time
     _set(values["model"], option, size)
     return configs.from_mapping(configs.Config, values, where="tune")
 

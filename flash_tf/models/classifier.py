@@ -41,6 +41,7 @@ class Classifier(LanguageModel):
     """
 
     causal = False
+    HEAD = ("inner", "outer")
     PARTS = 1  # the network reads this many vectors of the model's width
 
     def __init__(self, classes: int, hidden: int = 128, **kwargs):

@@ -14,6 +14,7 @@ from flash_tf.layers.feedforward import FEEDFORWARDS
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero, token_positions
 from flash_tf.layers.scaled_sin import ScaledSinusoidalEmbedding
+from flash_tf.models.transfer import Transfer, transfer
 from flash_tf.registry import Registry, listed
 from kernels_xla.common.spec import Tensor
 
@@ -67,6 +68,7 @@ class LanguageModel(keras.Model):
 
     causal: bool
     tokenizer: Any = None
+    HEAD = ("output_bias",)  # weights by which two models with one stack may differ
 
     def __init__(
         self,
@@ -289,6 +291,25 @@ class LanguageModel(keras.Model):
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), **options(self)}
+
+    def init_from(self, source: "LanguageModel") -> Transfer:
+        """Starts from the weights of another model with the same stack, for example of one that `ft.load` read.
+
+        The heads may differ: a `Classifier` takes the stack of a `MaskedLM` or `CausalLM` and keeps its new network.
+
+        Args:
+          source: The other model.
+
+        Returns:
+          The names of the weights that were `loaded`, stay `fresh`, or were `left` in the source.
+
+        Raises:
+          ValueError: The stacks differ. The message names a weight. Nothing was assigned.
+        """
+        for model in (source, self):
+            if not model.built:
+                model.build()
+        return transfer(source, self)
 
     def save_assets(self, directory: str) -> None:
         """Writes the tokenizer, if there is one, beside the weights: Keras calls it for a `.keras` file."""

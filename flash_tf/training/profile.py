@@ -109,6 +109,7 @@ def _cut_short(config, model_dir, steps, per_loop):
     if model_dir is not None:
         tokens = data.cache or f"{os.path.abspath(model_dir)}/tokens"
         data = dataclasses.replace(data, tokenizer=f"{model_dir}/{run_directory.TOKENIZER}", cache=tokens)
+        config = dataclasses.replace(config, init_from=None)
     return dataclasses.replace(config, train=train, data=data, profile=None)
 
 

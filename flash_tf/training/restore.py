@@ -4,9 +4,12 @@ import dataclasses
 from collections.abc import Callable
 
 import keras
+import tensorflow as tf
 
+from flash_tf import presets
 from flash_tf.config import Config
 from flash_tf.data.tokenizer import Tokenizer
+from flash_tf.models.language_model import LanguageModel
 from flash_tf.training import modelling, run_directory, weights
 from flash_tf.training.checkpoints import Checkpoints
 
@@ -62,6 +65,16 @@ def restore(
         for name, value in weights.read(model_dir, {name: tuple(v.shape) for name, v in variables.items()}):
             variables[name].assign(value)
     return Trained(config=config, model=model, tokenizer=tokenizer, step=step)
+
+
+def starting_model(path: str, report: Callable[[str], None]) -> LanguageModel:
+    """The model of a run or of a preset, for a new run that starts from its weights."""
+    try:
+        if tf.io.gfile.exists(f"{path}/{presets.CONFIG}"):
+            return LanguageModel.from_preset(path)
+        return restore(path, report).model
+    except ValueError as error:
+        raise ValueError(f"init_from needs a run or a preset: {error}") from error
 
 
 def _order(checkpoints, steps, wanted):

@@ -21,7 +21,7 @@ from flash_tf.training.evaluator import per_replica
 from flash_tf.training.objective import OBJECTIVES
 from flash_tf.training.optimizer import AdamW
 from flash_tf.training.progress import Progress
-from flash_tf.training.restore import check_tokenizer, check_vocabulary, load_tokenizer
+from flash_tf.training.restore import check_tokenizer, check_vocabulary, load_tokenizer, starting_model
 from flash_tf.training.run_directory import TOKENIZER
 from flash_tf.training.strategy import is_chief, make_strategy
 from flash_tf.training.trainer import Trainer, TrainStep, uses_xla
@@ -133,6 +133,10 @@ def open_run(config: Config, model_dir: str, progress: Progress) -> Run:
             f"{config.batch_size} sequences a step (train.tokens_per_step / data.sequence_length) must be "
             f"a multiple of {replicas} replicas x train.accumulate {accumulate}"
         )
+    checkpoints = Checkpoints(f"{model_dir}/checkpoints", progress.line)
+    start = None
+    if config.init_from is not None and not checkpoints.steps():
+        start = starting_model(config.init_from, progress.line)
     if is_chief(strategy):
         run_directory.claim(model_dir, config)
     tokenizer = make_tokenizer(config, model_dir, chief=is_chief(strategy), report=progress.line)
@@ -152,8 +156,10 @@ def open_run(config: Config, model_dir: str, progress: Progress) -> Run:
         model=model,
         optimizer=optimizer,
         step=step,
-        checkpoints=Checkpoints(f"{model_dir}/checkpoints", progress.line),
+        checkpoints=checkpoints,
     )
+    if start is not None:
+        _begin(run, start)
     if (notes := run.checkpoints.restore_newest(run.variables)) is not None:
         check_tokenizer(tokenizer, notes, model_dir)
         step.assign(notes["step"])
@@ -161,6 +167,21 @@ def open_run(config: Config, model_dir: str, progress: Progress) -> Run:
         run.evaluated = notes["step"] - ("loss" not in notes)
         progress.line(f"going on from step {notes['step']:,}")
     return run
+
+
+def _begin(run, start):
+    """Takes the weights of another model, which has read the same token ids."""
+    there = start.tokenizer
+    if there is not None and there.fingerprint != run.tokenizer.fingerprint:
+        raise ValueError(
+            f"init_from {run.config.init_from} has another tokenizer than data.tokenizer {run.config.data.tokenizer}: "
+            "leave data.tokenizer out, and the run takes the other's"
+        )
+    try:
+        done = run.model.init_from(start)
+    except ValueError as error:
+        raise ValueError(f"init_from {run.config.init_from}: {error}") from error
+    run.progress.line(f"starting from {run.config.init_from}: {done}")
 
 
 def open_stream(run: Run) -> WindowStream:
@@ -207,7 +228,7 @@ def errors_of(stream: WindowStream) -> Iterator[None]:
 
 
 def make_tokenizer(config: Config, model_dir: str, *, chief: bool, report: Callable[[str], None]) -> Tokenizer:
-    """The tokenizer of a run: the one in the model directory, else the config's, else a new one.
+    """The tokenizer of a run: the one in the model directory, else the config's or `init_from`'s, else a new one.
 
     It is saved in the model directory.
 
@@ -223,9 +244,10 @@ def make_tokenizer(config: Config, model_dir: str, *, chief: bool, report: Calla
     path = f"{model_dir}/{TOKENIZER}"
     needed = config.model["vocabulary_size"]
     if not tf.io.gfile.exists(path) and chief:
-        if config.data.tokenizer is not None:
-            tokenizer = Tokenizer.load(config.data.tokenizer)
-            check_vocabulary(tokenizer, needed, config.data.tokenizer)
+        given = config.data.tokenizer or (config.init_from and f"{config.init_from}/{TOKENIZER}")
+        if given is not None:
+            tokenizer = Tokenizer.load(given)
+            check_vocabulary(tokenizer, needed, given)
         else:
             report(f"training a tokenizer of {needed:,} pieces on the training split")
             tokenizer = Tokenizer.train(_documents(config), needed, config.data.whitespace)

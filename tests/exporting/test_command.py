@@ -62,8 +62,6 @@ def test_an_export_is_announced_replaced_whole_and_nothing_else_is_overwritten(m
         assert runs.contents(there.parent) == before
 
 
-
-
 def tool(code, *arguments):
     done = subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
