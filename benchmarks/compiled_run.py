@@ -26,6 +26,7 @@ MAY_SET = {
     "train.steps": int,
 }
 POSITIVE = ("optimizer.learning_rate", "train.steps")
+LATER = {"schedule_steps": None, "constant_after": None}  # options that older artifacts do not have
 SCHEDULES = ("linear", "cosine", "inverse_sqrt")
 
 
@@ -53,7 +54,7 @@ class Schedule:
             }
             for part in ("optimizer", "train")
         }
-        self._optimizer, self.steps = types.SimpleNamespace(**of["optimizer"]), of["train"]["steps"]
+        self._optimizer, self.steps = types.SimpleNamespace(**{**LATER, **of["optimizer"]}), of["train"]["steps"]
 
     def rate(self, done: int) -> float:
         """The learning rate of the step after `done` steps."""

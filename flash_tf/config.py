@@ -67,6 +67,8 @@ class OptimizerConfig:
     schedule: Literal["linear", "cosine", "inverse_sqrt"] = "linear"
     warmup_steps: int = 10_000
     final_learning_rate: float = 0.0  # of the linear and cosine schedules
+    schedule_steps: int | None = None  # the steps that these plan for; null: train.steps
+    constant_after: int | None = None  # the step whose learning rate all later ones take; null: none
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-6
     weight_decay: float = 0.01  # for matrices only: norms, biases, scales and offsets never decay
@@ -76,6 +78,9 @@ class OptimizerConfig:
         _positive(self, "optimizer", "learning_rate", "epsilon")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"optimizer.betas must be two numbers in [0, 1), got {list(self.betas)}")
+        for name in ("schedule_steps", "constant_after"):
+            if getattr(self, name) is not None:
+                _positive(self, "optimizer", name)
         if self.warmup_steps < 0 or self.weight_decay < 0 or self.final_learning_rate < 0:
             raise ValueError(
                 "optimizer.warmup_steps, weight_decay and final_learning_rate must not be negative, "

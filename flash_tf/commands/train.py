@@ -1,29 +1,67 @@
 """Train a config, or resume its run.
 
 Examples:
-  flash-tf train quickstart
-  flash-tf train mlm_c4/flash --model-dir runs/c4 --set train.steps=1000
+  flash-tf train quickstart --set train.steps=1000
+  flash-tf train runs/quickstart --extend 2000
 """
 
 import os
 
-from flash_tf.commands import takes_config
+from flash_tf.commands import takes_overrides
 
 
 def add_arguments(parser) -> None:
-    takes_config(parser)
+    group = parser.add_argument_group("config or run")
+    group.add_argument(
+        "config", metavar="CONFIG_OR_RUN", help="a YAML file, a name from `flash-tf list`, or the folder of a run"
+    )
+    takes_overrides(group)
     run = parser.add_argument_group("run")
     run.add_argument("--model-dir", metavar="DIR", help="the folder of the run, new or to resume (default runs/CONFIG)")
+    longer = parser.add_argument_group("more steps")
+    longer.add_argument(
+        "--extend",
+        type=int,
+        metavar="STEPS",
+        help="train the run to so many steps in all, as if they were planned from the start",
+    )
+    longer.add_argument(
+        "--schedule", choices=("constant",), help="with --extend: keep the learning rate of the newest checkpoint"
+    )
 
 
 def run(args, log) -> None:
-    from flash_tf import config
+    if args.schedule is not None and args.extend is None:
+        raise ValueError("--schedule is for --extend; optimizer.schedule is the one of a new run")
     from flash_tf.training import loop
+    from flash_tf.training.extend import extended
 
-    experiment, progress = config.load(args.config, args.set), log.progress()
-    model_dir = args.model_dir or f"runs/{args.config.removesuffix('.yaml').strip('./').replace('/', '-')}"
+    experiment, model_dir, progress = *_experiment(args), log.progress()
+    if args.extend is not None:
+        experiment = extended(experiment, model_dir, args.extend, args.schedule == "constant", progress.line)
     if "://" not in model_dir:
         os.makedirs(model_dir, exist_ok=True)
         log.move(f"{model_dir}/log.txt")
-    loop.train(experiment, model_dir, progress)
+    loop.train(experiment, model_dir, progress, extends=args.extend is not None)
     progress.line(f"done; the run is in {model_dir}")
+
+
+def _experiment(args):
+    """The config and the folder of its run."""
+    import tensorflow as tf
+
+    from flash_tf import config
+    from flash_tf.training import run_directory
+
+    found = args.config.rstrip("/")
+    if found in config.names() or not tf.io.gfile.exists(f"{found}/{run_directory.CONFIG}"):
+        if args.extend is not None:
+            raise ValueError(f"--extend needs the folder of a run, got {args.config}")
+        name = args.config.removesuffix(".yaml").strip("./").replace("/", "-")
+        return config.load(args.config, args.set), args.model_dir or f"runs/{name}"
+    if args.model_dir is not None:
+        raise ValueError(
+            f"{found} is a run, which stays in its folder: leave --model-dir out, or train "
+            f"{found}/{run_directory.CONFIG} for a new one"
+        )
+    return run_directory.load_config(found, args.set), found

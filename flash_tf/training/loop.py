@@ -26,19 +26,20 @@ from flash_tf.training.trainer import uses_xla
 EVALUATED_AT_ONCE = 2**14  # tokens of a batch of `evaluate`: one device may not hold the batch of many
 
 
-def train(config: Config, model_dir: str, progress: Progress) -> dict:
+def train(config: Config, model_dir: str, progress: Progress, extends: bool = False) -> dict:
     """Trains a model, or continues the run in `model_dir`. Returns the last evaluation.
 
     Args:
       config: The experiment.
       model_dir: The folder of the run, local or gs://.
       progress: Shows the state of the run.
+      extends: Whether the config may have more steps than the run; see `extend.extended`.
 
     Raises:
       ValueError: The input is not valid, or the run diverged (`run.DivergedError`). Nothing is overwritten.
       actions.Interrupted: SIGTERM, SIGINT or SIGHUP came. The state is saved.
     """
-    run = open_run(config, model_dir, progress)
+    run = open_run(config, model_dir, progress, extends)
     config, stream = run.config, open_stream(run)
     trainer = make_trainer(run, stream)
     evaluator = make_evaluator(

@@ -119,7 +119,7 @@ class Run:
         return run_directory.Records(f"{self.model_dir}/{name}" if self.chief else None, step)
 
 
-def open_run(config: Config, model_dir: str, progress: Progress) -> Run:
+def open_run(config: Config, model_dir: str, progress: Progress, extends: bool = False) -> Run:
     """Makes a run's model and optimizer under the strategy's scope, and restores the newest checkpoint.
 
     Raises:
@@ -138,7 +138,7 @@ def open_run(config: Config, model_dir: str, progress: Progress) -> Run:
     if config.init_from is not None and not checkpoints.steps():
         start = starting_model(config.init_from, progress.line)
     if is_chief(strategy):
-        run_directory.claim(model_dir, config)
+        run_directory.claim(model_dir, config, extends)
     tokenizer = make_tokenizer(config, model_dir, chief=is_chief(strategy), report=progress.line)
     keras.utils.set_random_seed(config.train.seed)
     with strategy.scope():

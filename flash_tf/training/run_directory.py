@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import platform
+from collections.abc import Iterable
 
 import tensorflow as tf
 import yaml
@@ -24,10 +25,11 @@ MAY_CHANGE = (  # options that may differ between two starts of one run
     "profile",
     "paper",
 )
+EXTENDED = ("train.steps", "optimizer.schedule_steps", "optimizer.constant_after")  # options that --extend changes
 
 
-def load_config(model_dir: str) -> configs.Config:
-    """The resolved config of a model directory."""
+def load_config(model_dir: str, overrides: Iterable[str] = ()) -> configs.Config:
+    """The resolved config of a model directory, with overrides as in `config.load`."""
     path = f"{model_dir}/{CONFIG}"
     if not tf.io.gfile.exists(path):
         raise ValueError(f"{model_dir} is not a model directory: it has no {CONFIG}, which `flash-tf train` writes")
@@ -36,11 +38,22 @@ def load_config(model_dir: str) -> configs.Config:
             values = yaml.safe_load(file.read())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is damaged: it is not YAML") from error
+    config = configs.from_mapping(configs.Config, values, where=path)
+    if not overrides:
+        return config
+    values = configs.to_mapping(config)
+    for override in overrides:
+        config_merge.set_option(values, override)
     return configs.from_mapping(configs.Config, values, where=path)
 
 
-def claim(model_dir: str, config: configs.Config) -> None:
+def claim(model_dir: str, config: configs.Config, extends: bool = False) -> None:
     """Writes the resolved config and the packages' versions, unless the directory holds checkpoints of another run.
+
+    Args:
+      model_dir: The model directory.
+      config: The experiment.
+      extends: Whether the options that `--extend` changes may differ.
 
     Raises:
       ValueError: The directory holds another run. The message names an option that differs.
@@ -49,13 +62,13 @@ def claim(model_dir: str, config: configs.Config) -> None:
     if trained and tf.io.gfile.exists(f"{model_dir}/{CONFIG}"):
         there = load_config(model_dir)
         changed = config_merge.differences(configs.to_mapping(there), configs.to_mapping(config))
-        changed = [one for one in changed if not one[0].startswith(MAY_CHANGE)]
+        changed = [one for one in changed if not one[0].startswith(MAY_CHANGE + (EXTENDED if extends else ()))]
         if changed:
             key, old, new = changed[0]
             raise ValueError(
                 f"{model_dir} holds a run with {key} = {old!r}, this one has {new!r}"
                 f"{f' (and {len(changed) - 1} more options differ)' if len(changed) > 1 else ''}; "
-                "use another --model-dir, or the same config to continue it"
+                f"use another --model-dir, or `flash-tf train {model_dir}` to continue it"
             )
     elif trained:
         raise ValueError(f"{model_dir} has checkpoints but no {CONFIG}: use another --model-dir")

@@ -11,7 +11,8 @@ def learning_rate(config: "OptimizerConfig", steps: int, done: Any, xp: Any) -> 
     """The learning rate of a step, float32.
 
     It rises linearly over `warmup_steps` steps. Then it falls to the final rate at `steps`, linearly or by a cosine, or
-    it falls by the inverse square root. A run shorter than its warm-up ends while the rate rises.
+    it falls by the inverse square root. A run shorter than its warm-up ends while the rate rises. A run may plan for
+    other steps than it has (`schedule_steps`), and keep the rate of one step from there on (`constant_after`).
 
     Args:
       config: The config's optimizer section, or any object with the same schedule attributes.
@@ -20,6 +21,9 @@ def learning_rate(config: "OptimizerConfig", steps: int, done: Any, xp: Any) -> 
       xp: `numpy` or `tensorflow`: the functions used here have the same names in both.
     """
     warmup, peak, final = float(config.warmup_steps), config.learning_rate, config.final_learning_rate
+    steps = config.schedule_steps or steps
+    if config.constant_after is not None:
+        done = xp.minimum(done, config.constant_after - 1.0)
     rising = peak * (done + 1) / max(warmup, 1.0)
     if config.schedule == "inverse_sqrt":
         falling = peak * xp.sqrt(max(warmup, 1.0) / (done + 1))

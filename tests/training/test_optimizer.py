@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from flash_tf.config import OptimizerConfig
 from flash_tf.training.optimizer import AdamW, learning_rate
+from flash_tf.training.schedule import learning_rate as schedule_of
 from tests import numerics
 
 SHAPES = {"matrix": (3, 4), "tensor": (2, 3, 2), "vector": (5,), "scalar": ()}
@@ -76,6 +77,16 @@ def test_the_inverse_sqrt_schedule_goes_on_falling_without_regard_to_the_length_
     got = rates(20, schedule="inverse_sqrt", warmup_steps=4)
     assert got == pytest.approx([0.5, 1, 1.5, 2, *(2 * math.sqrt(4 / (step + 1)) for step in range(4, 20))])
     assert got == rates(40, schedule="inverse_sqrt", warmup_steps=4)[:20]
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "inverse_sqrt"])
+def test_a_rate_stays_what_it_was_at_a_step_by_the_plan_for_other_steps(schedule):
+    planned = rates(10, schedule=schedule, warmup_steps=2)
+    assert rates(16, schedule=schedule, warmup_steps=2, schedule_steps=10)[:10] == planned
+    got = rates(16, schedule=schedule, warmup_steps=2, schedule_steps=10, constant_after=6)
+    assert got == planned[:6] + [planned[5]] * 10 and planned[5] > 0
+    config = OptimizerConfig(learning_rate=2.0, schedule=schedule, warmup_steps=2, schedule_steps=10, constant_after=6)
+    assert [schedule_of(config, 16, np.float32(i), np) for i in range(16)] == pytest.approx(got, rel=numerics.FLOAT32)
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine", "inverse_sqrt"])

@@ -1,13 +1,19 @@
-"""New runs that start from the weights of another one."""
+"""New runs that start from the weights of another one, and runs that go on for more steps than they planned."""
 
+import argparse
 import shutil
+import types
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 from flash_tf import config
+from flash_tf.commands import train
 from flash_tf.compiling import artifact, tuning
 from flash_tf.data.tokenizer import Tokenizer
+from flash_tf.training import run_directory, schedule
+from flash_tf.training.extend import extended
 from flash_tf.training.restore import restore
 from tests.training import runs
 
@@ -17,7 +23,8 @@ def source(tmp_path_factory):
     """A run of four steps."""
     folder = tmp_path_factory.mktemp("source")
     runs.corpus(folder)
-    path = runs.write(folder, model={"depth": 1}, train={"steps": 4})
+    optimizer = {"schedule": "inverse_sqrt"}  # whose rates do not depend on the number of steps
+    path = runs.write(folder, model={"depth": 1}, optimizer=optimizer, train={"steps": 4})
     runs.in_child(runs.train, path, folder / "model")
     return folder
 
@@ -85,3 +92,70 @@ def test_an_exported_step_refuses_a_start_and_block_sizes_are_timed_without_it(s
     with pytest.raises(ValueError, match="an exported step starts from new weights: init_from needs `flash-tf train`"):
         artifact.resolve(experiment)
     assert tuning._with(experiment, "chunk_size", 8).init_from is None
+
+
+def command(*words):
+    """What `flash-tf train` does with these words, in this process."""
+    parser = argparse.ArgumentParser()
+    train.add_arguments(parser)
+    train.run(parser.parse_args([str(word) for word in words]), types.SimpleNamespace(progress=runs.Lines))
+
+
+def test_a_run_that_is_extended_equals_one_that_was_planned_with_all_steps(source, tmp_path):
+    shutil.copytree(source / "model", tmp_path / "model")
+    whole = runs.start(runs.train, str(source / "config.yaml"), tmp_path / "whole", "train.steps=8")
+    status, out, err = runs.command(tmp_path, "train", tmp_path / "model", "--extend", 8)
+    assert (status, out) == (0, "")
+    assert "8 steps instead of 4; the learning rate is " in err and "going on from step 4" in err
+    runs.finish(whole)
+    for same in (
+        runs.losses,
+        lambda run: runs.records(run, "evaluations.jsonl"),
+        lambda run: runs.bits(runs.state(run)),
+    ):
+        assert same(tmp_path / "model") == same(tmp_path / "whole")
+    assert run_directory.load_config(str(tmp_path / "model")) == run_directory.load_config(str(tmp_path / "whole"))
+    with pytest.raises(
+        ValueError, match=r"holds a run with train.steps = 8, this one has 4; .*`flash-tf train .*/model`"
+    ):
+        runs.opened(str(source / "config.yaml"), tmp_path / "model")
+    run, _ = runs.opened(str(tmp_path / "model/config.yaml"), tmp_path / "model")
+    assert int(run.step.numpy()) == 8
+
+
+@pytest.mark.parametrize("name", ["linear", "cosine"])
+def test_an_extended_schedule_is_the_planned_one_or_stays_as_it_is(source, name):
+    options = [f"optimizer.schedule={name}", "optimizer.warmup_steps=1"]
+    short = config.load(str(source / "config.yaml"), options)
+    rates = lambda of: [  # noqa: E731
+        float(schedule.learning_rate(of.optimizer, of.train.steps, np.float32(done), np))
+        for done in range(of.train.steps)
+    ]
+    said = []
+    planned = extended(short, str(source / "model"), 10, False, said.append)
+    assert planned == config.load(str(source / "config.yaml"), [*options, "train.steps=10"])
+    constant = extended(short, str(source / "model"), 10, True, said.append)
+    assert rates(constant) == rates(short) + [rates(short)[-1]] * 6
+    assert [line.split("rate is ")[1] for line in said] == [
+        f"{rates(one)[4]:.2e}, after {rates(short)[3]:.2e}" for one in (planned, constant)
+    ]
+    # The same command again changes nothing, and says nothing.
+    for again, stays in ((planned, False), (constant, True)):
+        assert extended(again, str(source / "model"), 10, stays, said.append) == again and len(said) == 2
+    longer = extended(constant, str(source / "model"), 12, False, said.append)
+    assert rates(longer) == rates(constant) + [rates(short)[-1]] * 2
+
+
+def test_what_cannot_be_extended_is_refused(source, tmp_path):
+    refused = {
+        (source / "model", "--extend", 3): r"--extend needs the steps of the whole run, 4 or more, got 3",
+        (source / "config.yaml", "--extend", 9): r"--extend needs the folder of a run, got .*config.yaml",
+        (source / "model", "--schedule", "constant"): r"--schedule is for --extend",
+        (source / "model", "--model-dir", tmp_path): r"model is a run, which stays in its folder",
+    }
+    for words, said in refused.items():
+        with pytest.raises(ValueError, match=said):
+            command(*words)
+    shutil.copy(source / "model/config.yaml", tmp_path)
+    with pytest.raises(ValueError, match="has no checkpoint to go on from"):
+        command(tmp_path, "--extend", 9)

@@ -1,0 +1,45 @@
+"""More steps for a run than it was planned with."""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+from flash_tf.config import Config
+from flash_tf.training import schedule
+from flash_tf.training.checkpoints import Checkpoints
+
+
+def extended(config: Config, model_dir: str, steps: int, constant: bool, report: Callable[[str], None]) -> Config:
+    """The config of a run with more steps. The run keeps it, so that a resume does the same.
+
+    The learning rate is the one of a run that was planned with all of the steps from the start. If it stays constant,
+    it keeps its value at the newest checkpoint.
+
+    Args:
+      config: The run's config.
+      model_dir: The model directory, with a checkpoint.
+      steps: Of the whole run.
+      constant: Whether the learning rate stays as it is.
+      report: Called with a line about the learning rate if the config changes.
+
+    Raises:
+      ValueError: The run has no checkpoint, or was planned with more steps.
+    """
+    planned, optimizer = config.train.steps, config.optimizer
+    if steps < planned:
+        raise ValueError(f"--extend needs the steps of the whole run, {planned:,} or more, got {steps:,}")
+    if not (saved := Checkpoints(f"{model_dir}/checkpoints").steps()):
+        raise ValueError(f"{model_dir} has no checkpoint to go on from: set train.steps in its config")
+    if constant and optimizer.constant_after is None:
+        plan = optimizer.schedule_steps or planned
+        optimizer = dataclasses.replace(optimizer, schedule_steps=plan, constant_after=saved[-1])
+    longer = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=steps), optimizer=optimizer)
+    if longer != config:
+        last, following = _rate(config, saved[-1] - 1), _rate(longer, saved[-1])
+        report(f"{steps:,} steps instead of {planned:,}; the learning rate is {following:.2e}, after {last:.2e}")
+    return longer
+
+
+def _rate(config, done):
+    return float(schedule.learning_rate(config.optimizer, config.train.steps, np.float32(done), np))
