@@ -25,7 +25,7 @@ COLUMNS, WIDTHS = ("operation", "kind", "result", "launches", "ms", "TB/s"), (58
 def main(arguments: list[str] | None = None) -> int:
     """Prints each trace's table."""
     args = result_files.parse(_parser(), arguments)
-    with device.libraries_in_log("breakdown"):
+    with device.libraries_in_log():
         traces = {
             path: _sums(path) for path in args.traces
         }  # so that a wrong file is refused before anything is printed

@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     wrong = [f"--{n} must be 1 or more" for n in ("batch", "tokens") if getattr(args, n) < 1]
     if args.rounds < 2 or min(args.contexts) < 1 or wrong:
         raise ValueError((wrong or ["--rounds must be 2 or more, and every context 1 or more"])[0])
-    with device.libraries_in_log("decode") as console:
+    with device.libraries_in_log() as console:
         from benchmarks import backends
 
         if backends.on_jax():

@@ -6,7 +6,6 @@ import os
 import platform
 import statistics
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -79,19 +78,12 @@ def takes_sizes(parser: argparse.ArgumentParser, lengths: Sequence[int] = LENGTH
 
 
 @contextlib.contextmanager
-def libraries_in_log(name: str) -> Iterator[TextIO]:
-    """Sends what libraries write to standard error, from Python or C++, to a file; yields the user's standard error."""
-    path = f"{tempfile.gettempdir()}/flash-tf-{name}-{os.getuid()}.log"
-    sys.stderr.flush()
-    console = os.fdopen(os.dup(2), "w", buffering=1)
-    with open(path, "a", encoding="utf-8") as file:
-        os.dup2(file.fileno(), 2)
-    try:
-        yield console
-    finally:
-        sys.stderr.flush()
-        os.dup2(console.fileno(), 2)
-        console.close()
+def libraries_in_log() -> Iterator[TextIO]:
+    """Sends what libraries write to standard error to a private file; yields the user's standard error."""
+    from flash_tf.library_log import LibraryLog  # peers, which share this file, need nothing of ours
+
+    with LibraryLog() as log:
+        yield log.console
 
 
 def program(main: Callable[[], int]) -> None:

@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
         raise ValueError(f"--repeats must be 2 or more, for a median, got {args.repeats}")
     for n in args.lengths:
         device.batch_size(n, args.tokens)
-    with device.libraries_in_log("kernels"):
+    with device.libraries_in_log():
         return _run(args)
 
 

@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
     args = result_files.parse(_parser(), arguments)
     artifacts = {path: manifests.read(path) for path in args.artifacts}
     options = dict(option(text) for text in args.xla_option)
-    with devices.libraries_in_log("learning") as console:
+    with devices.libraries_in_log() as console:
         import jax
 
         jax.config.update("jax_enable_x64", True)  # TensorFlow counts steps in int64

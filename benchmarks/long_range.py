@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Trains each system that the file lacks, and prints the table of this commit."""
     args = _checked(result_files.parse(_parser(), arguments))
     data = Texts(args.data, args.length, pairs=args.task == PAIRED)
-    with device.libraries_in_log("long_range") as console:
+    with device.libraries_in_log() as console:
         from benchmarks import backends
 
         packages = ("tensorflow", "keras", "numpy")

@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
         raise ValueError(f"--{given[0].replace('_', '-')} belongs to --tokens; without it the step is timed")
     if args.tokens is not None:
         _check_training(args)
-    with devices.libraries_in_log("run_compiled") as console:
+    with devices.libraries_in_log() as console:
         import jax
 
         jax.config.update("jax_enable_x64", True)  # TensorFlow counts steps in int64

@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _measure_all(args):
-    with device.libraries_in_log("systems") as console:
+    with device.libraries_in_log() as console:
         from benchmarks import backends
         from flash_tf import config, model_zoo
 

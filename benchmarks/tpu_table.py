@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _compile_all(args, wanted, sizes):
-    with devices.libraries_in_log("tpu_table") as console:
+    with devices.libraries_in_log() as console:
         packages = ("tensorflow", "jax", "libtpu")
         results = result_files.Results(args, "tpu_table", device=args.topology, packages=packages)
         progress = Progress(console)

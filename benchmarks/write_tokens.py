@@ -20,7 +20,7 @@ def main(arguments: list[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     partial = Path(f"{args.out}.partial")
     partial.parent.mkdir(parents=True, exist_ok=True)  # so that a bad place fails before the work
-    with device.libraries_in_log("write_tokens") as console:
+    with device.libraries_in_log() as console:
         array = _tokens(args.config, args.split, args.set, Progress(console))
     with partial.open("wb") as file:  # np.save would add a suffix to a path without one
         np.save(file, array)

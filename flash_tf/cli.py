@@ -11,14 +11,13 @@ import os
 import platform
 import signal
 import sys
-import tempfile
 import threading
 import time
 import traceback
 from pathlib import Path
 
 from flash_tf import __version__, commands
-from flash_tf.training.progress import Progress
+from flash_tf.library_log import LibraryLog
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 KEPT_SECONDS = 30 * 24 * 3600  # a program that XLA compiled
@@ -29,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     os.environ["KERAS_BACKEND"] = "tensorflow"  # noqa: TID251  the loop is TensorFlow's, whatever Keras is set to
     _keep_programs()
-    with _LibraryLog(f"{tempfile.gettempdir()}/flash-tf-{os.getuid()}.log") as log, _StoppedBySignals() as stopped:
+    with LibraryLog() as log, _StoppedBySignals() as stopped:
         try:
             args.run(args, log)
             sys.stdout.flush()
@@ -38,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
         except (Exception, KeyboardInterrupt) as error:
             traceback.print_exc()  # into the log
             # A library may have put an error of its own in the place of ours.
-            status, line = _explain(stopped.by or error, log.path)
+            status, line = _explain(stopped.by or error, log)
             log.progress().line(f"flash-tf: {line}")
             return status
     return 0
@@ -99,7 +98,7 @@ def _keep_programs() -> None:
         os.environ["TF_XLA_FLAGS"] = f"{flags} {ours}".strip()  # noqa: TID251
 
 
-def _explain(error: Exception, log: str) -> tuple[int, str]:
+def _explain(error: Exception, log: LibraryLog) -> tuple[int, str]:
     """Exit status and one line for what went wrong. Traces of errors that are not the user's are in the log."""
     number = getattr(error, "number", None)
     if type(error).__name__ == "Interrupted":
@@ -113,7 +112,7 @@ def _explain(error: Exception, log: str) -> tuple[int, str]:
         text = f"this command needs {error.name}, which is not installed: pip install 'flash-tf[tensorflow]'"
     if isinstance(error, ValueError | OSError | ImportError):
         return 1, text
-    return 1, f"{type(error).__name__}: {text[:300]} (details in {log})"
+    return 1, f"{type(error).__name__}: {text[:300]} (details in {log.keep()})"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -137,43 +136,6 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(run=module.run)
         module.add_arguments(command)
     return parser
-
-
-class _LibraryLog:
-    """Sends all that libraries write to standard error, from Python or from C++, to a file.
-
-    Attributes:
-      console: The user's standard error.
-      path: The file.
-    """
-
-    def __init__(self, path: str):
-        self.path = path
-
-    def __enter__(self):
-        sys.stderr.flush()
-        self._python = sys.stderr
-        self.console = os.fdopen(os.dup(2), "w", buffering=1)
-        self._progress = Progress(self.console)
-        sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
-        self.move(self.path)
-        return self
-
-    def __exit__(self, *_):
-        sys.stderr.flush()
-        os.dup2(self.console.fileno(), 2)
-        sys.stderr = self._python
-        self.console.close()
-
-    def move(self, path: str) -> None:
-        """Goes on in another file."""
-        self.path = path
-        with open(path, "a", encoding="utf-8") as file:
-            os.dup2(file.fileno(), 2)
-
-    def progress(self) -> Progress:
-        """The user's progress line."""
-        return self._progress
 
 
 if __name__ == "__main__":

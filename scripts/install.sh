@@ -3,7 +3,6 @@
 set -eu
 venv=$1
 requirement=$2
-log=${TMPDIR:-/tmp}/flash-tf-install-$(id -u).log
 
 stop() {
     echo "$1" >&2
@@ -28,6 +27,7 @@ free=$(df -Pk . | awk 'NR == 2 { print int($4 / 1048576) }')
 [ -x "$venv/bin/flash-tf" ] || [ "$free" -ge 6 ] ||
     stop "flash-tf needs 6 GB of free disk to install, got $free GB in $(pwd)"
 
+log=$(mktemp "${TMPDIR:-/tmp}/flash-tf-install.XXXXXX")
 echo "installing into $venv (some minutes; details in $log)"
 {
     { "$venv/bin/python" -c 'import pip' 2>/dev/null || "$python" -m venv --clear "$venv"; } &&
@@ -37,3 +37,4 @@ echo "installing into $venv (some minutes; details in $log)"
     tail -n 3 "$log" >&2
     stop "the installation failed; see $log"
 }
+rm -f "$log"

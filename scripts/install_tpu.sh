@@ -2,7 +2,6 @@
 # Makes the virtual environment of a Cloud TPU VM and installs the package into it: install_tpu.sh VENV. It can be run again.
 set -eu
 venv=$1
-log=${TMPDIR:-/tmp}/flash-tf-install-tpu-$(id -u).log
 
 stop() {
     echo "$1" >&2
@@ -24,6 +23,7 @@ free=$(df -Pk . | awk 'NR == 2 { print int($4 / 1048576) }')
 [ -x "$venv/bin/flash-tf" ] || [ "$free" -ge 4 ] ||
     stop "make tpu-check needs 4 GB of free disk to install, got $free GB in $(pwd)"
 
+log=$(mktemp "${TMPDIR:-/tmp}/flash-tf-install-tpu.XXXXXX")
 echo "installing into $venv (500 MB to download, 2 GB on disk; details in $log)"
 # The commands are joined by &&: in a group before ||, the shell would not stop at a failure.
 {
@@ -36,3 +36,4 @@ echo "installing into $venv (500 MB to download, 2 GB on disk; details in $log)"
         why="the package index does not answer"
     stop "the installation failed: ${why:-it was stopped}; see $log"
 }
+rm -f "$log"
