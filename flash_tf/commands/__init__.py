@@ -9,6 +9,7 @@ import json
 NAMES = (
     "train",
     "evaluate",
+    "average",
     "fill-mask",
     "generate",
     "score",

@@ -98,6 +98,8 @@ class Checkpoints:
 
     def _compare(self, where, needed, stored):
         missing = sorted(name for name in needed if name not in stored)
+        if missing and all(name.startswith(SLOTS) for name in missing):
+            raise ValueError(f"{where} holds weights and no optimizer's state: start a new run from it with init_from")
         if missing:
             raise ValueError(
                 f"{where} is of another model: it has no {_name(missing[0])} ({len(missing)} variables are missing)"

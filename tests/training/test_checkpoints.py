@@ -10,7 +10,8 @@ import flash_tf as ft
 from flash_tf import config
 from flash_tf.data.tokenizer import Tokenizer
 from flash_tf.layers import random_features
-from flash_tf.training import modelling
+from flash_tf.training import loop, modelling
+from flash_tf.training.average import average
 from flash_tf.training.checkpoints import MARKER, Checkpoints
 from flash_tf.training.optimizer import AdamW
 from flash_tf.training.restore import restore
@@ -290,3 +291,33 @@ def test_a_loss_that_is_no_number_makes_no_checkpoint_the_best(tmp_path):
     for step, loss in enumerate([float("nan"), 2.0, float("-inf")], 1):
         checkpoints.save(kept({"w": step}), {"step": step, "loss": loss})
     assert checkpoints.best() == 2
+
+
+def test_the_average_of_the_last_checkpoints_is_a_model_directory_that_can_be_read_and_not_trained_on(run, copy):
+    out, model_dir = str(copy / "average"), str(copy)
+    assert average(model_dir, 3, out, pytest.fail) == [8, 6, 4]
+    found, each = restore(out, pytest.fail), [restore(model_dir, checkpoint=step) for step in (4, 6, 8)]
+    for got, *one in zip(found.model.weights, *(trained.model.weights for trained in each), strict=True):
+        want = np.mean([v.numpy().astype(np.float64) for v in one], axis=0).astype(np.float32)
+        np.testing.assert_array_equal(got.numpy(), want)
+        assert np.ptp([v.numpy() for v in one], axis=0).any()
+    assert found.step == 8 and loop.evaluate(out, runs.Lines())["step"] == 8
+    assert average(model_dir, 1, out, pytest.fail) == [8]  # over the older one: evaluation left nothing in it
+    with pytest.raises(
+        ValueError, match="holds weights and no optimizer's state: start a new run from it with init_from"
+    ):
+        runs.opened(str(run / "config.yaml"), out)
+
+
+def test_an_average_leaves_damaged_checkpoints_out_and_overwrites_nothing_of_others(copy, tmp_path):
+    a_value_that_is_no_number(newest(copy))
+    lines = []
+    assert average(str(copy), 2, str(tmp_path / "out"), lines.append) == [6, 4]
+    assert len(lines) == 1 and lines[0].endswith("masked_lm/output_bias is not finite; leaving it out")
+    with pytest.raises(ValueError, match="has 3 good checkpoints to average, --last asks for 4"):
+        average(str(copy), 4, str(tmp_path / "out"), lines.append)
+    (tmp_path / "out/notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="notes.txt, which flash-tf average did not write"):
+        average(str(copy), 2, str(tmp_path / "out"), lines.append)
+    with pytest.raises(ValueError, match="--last must be 1 or more, got 0"):
+        average(str(copy), 0, str(tmp_path / "new"), lines.append)
