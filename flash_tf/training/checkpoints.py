@@ -9,8 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from flash_tf import renamed
+from flash_tf.training.run_directory import aside
 
 MARKER = "complete.json"  # written last: gs:// has no atomic rename
+LAST = "variables.index"  # the last of TensorFlow's files
 
 
 class Checkpoints:
@@ -136,6 +138,15 @@ class Checkpoints:
         """As `restore_first`, the newest first. None if there is no checkpoint."""
         steps = self.steps()
         return self.restore_first(variables, steps[::-1]) if steps else None
+
+    def set_aside(self, after: int) -> None:
+        """Renames the checkpoints of later steps, which could not be read. The run comes to these steps again."""
+        for step in self._folders():
+            folder = self._folder(step)
+            if step > after and any(tf.io.gfile.exists(f"{folder}/{name}") for name in (MARKER, LAST)):
+                beside = aside(folder)
+                tf.io.gfile.rename(folder, beside)
+                self._report(f"{folder}: this checkpoint is now in {beside}")
 
     def best(self) -> int | None:
         """Step of the checkpoint with the lowest validation loss; None if none was evaluated."""

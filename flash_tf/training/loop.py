@@ -17,10 +17,11 @@ from flash_tf.profiling import latency
 from flash_tf.training import actions, modelling, profile, run_directory
 from flash_tf.training.evaluator import Evaluator
 from flash_tf.training.objective import OBJECTIVES
+from flash_tf.training.owner import Owner
 from flash_tf.training.progress import Progress, evaluation_parts, peak_flops
 from flash_tf.training.restore import restore
 from flash_tf.training.run import errors_of, make_cache, make_trainer, open_run, open_stream
-from flash_tf.training.strategy import device_name
+from flash_tf.training.strategy import device_name, is_chief, make_strategy
 from flash_tf.training.trainer import uses_xla
 
 EVALUATED_AT_ONCE = 2**14  # tokens of a batch of `evaluate`: one device may not hold the batch of many
@@ -39,8 +40,18 @@ def train(config: Config, model_dir: str, progress: Progress, extends: bool = Fa
       ValueError: The input is not valid, or the run diverged (`run.DivergedError`). Nothing is overwritten.
       actions.Interrupted: SIGTERM, SIGINT or SIGHUP came. The state is saved.
     """
-    run = open_run(config, model_dir, progress, extends)
-    config, stream = run.config, open_stream(run)
+    config = modelling.with_masking(config)
+    strategy = make_strategy(config.strategy)
+    with Owner(model_dir if is_chief(strategy) else None, progress.line) as owner:
+        run = open_run(config, model_dir, strategy, progress, extends)
+        with run.begun():
+            return _train(run, owner)
+
+
+def _train(run, owner):
+    config, model_dir, progress, stream = run.config, run.model_dir, run.progress, open_stream(run)
+    if run.chief:
+        run.checkpoints.set_aside(after=int(run.step.numpy()))
     trainer = make_trainer(run, stream)
     evaluator = make_evaluator(
         config,
@@ -77,6 +88,7 @@ def train(config: Config, model_dir: str, progress: Progress, extends: bool = Fa
             summary_dir=f"{model_dir}/summaries" if run.chief else None,
             eval_summary_dir=f"{model_dir}/summaries/validation" if run.chief else None,
             train_actions=[
+                lambda output: owner.check(),
                 actions.CheckFinite(trainer, run.step, run.diverged),
                 metrics,
                 actions.Save(run.save, run.step, config.train.checkpoint_every),

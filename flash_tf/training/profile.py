@@ -21,7 +21,7 @@ from flash_tf.profiling.operations import memory_of
 from flash_tf.training import modelling, run_directory
 from flash_tf.training.progress import Progress, peak_flops
 from flash_tf.training.run import Run, errors_of, make_trainer, open_run, open_stream
-from flash_tf.training.strategy import device_name
+from flash_tf.training.strategy import device_name, make_strategy
 from flash_tf.training.trainer import longest_loop, uses_xla
 
 MODES = ("train", "prefill", "decode")
@@ -90,7 +90,7 @@ def _train(config, model_dir, folder, steps, progress):
 
 
 def _train_in(scratch, config, folder, steps, per_loop, progress):
-    run = open_run(config, scratch, progress)
+    run = open_run(config, scratch, make_strategy(config.strategy), progress)
     stream = open_stream(run)
     trainer = make_trainer(run, stream)
 

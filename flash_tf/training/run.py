@@ -23,7 +23,7 @@ from flash_tf.training.optimizer import AdamW
 from flash_tf.training.progress import Progress
 from flash_tf.training.restore import check_tokenizer, check_vocabulary, load_tokenizer, starting_model
 from flash_tf.training.run_directory import TOKENIZER
-from flash_tf.training.strategy import is_chief, make_strategy
+from flash_tf.training.strategy import is_chief
 from flash_tf.training.trainer import Trainer, TrainStep, uses_xla
 
 WAIT = 600  # seconds that other workers give the chief to make a tokenizer
@@ -116,17 +116,26 @@ class Run:
 
     def records(self, name: str, step: int) -> run_directory.Records:
         """A file of records, cut off after a step. Only the chief writes it."""
-        return run_directory.Records(f"{self.model_dir}/{name}" if self.chief else None, step)
+        return run_directory.Records(f"{self.model_dir}/{name}" if self.chief else None, step, self.progress.line)
+
+    def begun(self) -> contextlib.AbstractContextManager:
+        """Marks the model directory as this run's, before the first step."""
+        if not self.chief:
+            return contextlib.nullcontext()
+        return run_directory.begun(self.model_dir, self.config, self.tokenizer.fingerprint)
 
 
-def open_run(config: Config, model_dir: str, progress: Progress, extends: bool = False) -> Run:
+def open_run(
+    config: Config, model_dir: str, strategy: tf.distribute.Strategy, progress: Progress, extends: bool = False
+) -> Run:
     """Makes a run's model and optimizer under the strategy's scope, and restores the newest checkpoint.
+
+    Nobody else may write the model directory meanwhile; see `Owner`.
 
     Raises:
       ValueError: The config is not valid, or the model directory holds another run.
     """
     config = modelling.with_masking(config)
-    strategy = make_strategy(config.strategy)
     replicas, accumulate = strategy.num_replicas_in_sync, config.train.accumulate
     if config.batch_size % (replicas * accumulate):
         raise ValueError(

@@ -1,25 +1,28 @@
 """The files of a model directory, except tokens, tokenizer and checkpoints."""
 
+import contextlib
 import importlib.metadata
+import itertools
 import json
 import platform
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import tensorflow as tf
 import yaml
 
 from flash_tf import config as configs
 from flash_tf import config_merge
+from flash_tf.data.sources import SOURCES
 
 CONFIG, METRICS, EVALUATIONS, VERSIONS = "config.yaml", "metrics.jsonl", "evaluations.jsonl", "versions.json"
-TOKENIZER = "tokenizer.model"
+TOKENIZER, RUN = "tokenizer.model", "run.json"
 PACKAGES = ("flash-tf", "tensorflow", "keras", "tensorflow-text", "tensorflow-datasets", "tf-models-official", "numpy")
 MAY_CHANGE = (  # options that may differ between two starts of one run
     "train.steps_per_loop",
     "train.checkpoint_every",
     "train.keep",
     "train.jit_compile",
-    "evaluation.",
+    "evaluation.every",
     "strategy.",
     "data.cache",
     "profile",
@@ -48,7 +51,7 @@ def load_config(model_dir: str, overrides: Iterable[str] = ()) -> configs.Config
 
 
 def claim(model_dir: str, config: configs.Config, extends: bool = False) -> None:
-    """Writes the resolved config and the packages' versions, unless the directory holds checkpoints of another run.
+    """Marks a directory as ours, unless it holds another run or files that no run wrote.
 
     Args:
       model_dir: The model directory.
@@ -56,27 +59,97 @@ def claim(model_dir: str, config: configs.Config, extends: bool = False) -> None
       extends: Whether the options that `--extend` changes may differ.
 
     Raises:
-      ValueError: The directory holds another run. The message names an option that differs.
+      ValueError: The directory holds something else. The message names an option or a file. Nothing was changed.
     """
-    trained = tf.io.gfile.isdir(model_dir) and bool(tf.io.gfile.glob(f"{model_dir}/checkpoints/*"))
-    if trained and tf.io.gfile.exists(f"{model_dir}/{CONFIG}"):
-        there = load_config(model_dir)
-        changed = config_merge.differences(configs.to_mapping(there), configs.to_mapping(config))
-        changed = [one for one in changed if not one[0].startswith(MAY_CHANGE + (EXTENDED if extends else ()))]
-        if changed:
-            key, old, new = changed[0]
-            raise ValueError(
-                f"{model_dir} holds a run with {key} = {old!r}, this one has {new!r}"
-                f"{f' (and {len(changed) - 1} more options differ)' if len(changed) > 1 else ''}; "
-                f"use another --model-dir, or `flash-tf train {model_dir}` to continue it"
-            )
-    elif trained:
-        raise ValueError(f"{model_dir} has checkpoints but no {CONFIG}: use another --model-dir")
-    elif tf.io.gfile.exists(f"{model_dir}/{TOKENIZER}"):
-        tf.io.gfile.remove(f"{model_dir}/{TOKENIZER}")  # a first try left it, perhaps from other text
+    run = _run(model_dir)
+    if run:
+        _compare(model_dir, run, _fingerprint(config), extends)
+        return
     tf.io.gfile.makedirs(model_dir)
+    _write(f"{model_dir}/{RUN}", "{}\n")
+    if tf.io.gfile.exists(f"{model_dir}/{TOKENIZER}"):
+        tf.io.gfile.remove(f"{model_dir}/{TOKENIZER}")  # a first try left it, perhaps from other text
+
+
+@contextlib.contextmanager
+def begun(model_dir: str, config: configs.Config, tokenizer: str) -> Iterator[None]:
+    """Writes the run's fingerprint, its resolved config and the packages' versions before the first step.
+
+    From here on the directory takes no other run. If an error ends the first try before a step is done, it does again.
+
+    Args:
+      model_dir: A directory that is claimed.
+      config: The experiment.
+      tokenizer: The fingerprint of its tokenizer.
+
+    Raises:
+      ValueError: The tokenizer is another than the run's.
+    """
+    _compare(model_dir, _run(model_dir), {"tokenizer": tokenizer})
+    _write(f"{model_dir}/{RUN}", json.dumps({**_fingerprint(config), "tokenizer": tokenizer}, indent=2) + "\n")
     _write(f"{model_dir}/{CONFIG}", configs.dump(config))
     _write(f"{model_dir}/{VERSIONS}", json.dumps(versions(), indent=2) + "\n")
+    try:
+        yield
+    except Exception:
+        if not _trained(model_dir):
+            _write(f"{model_dir}/{RUN}", "{}\n")
+        raise
+
+
+def _run(model_dir):
+    """The fingerprint of the run in a directory; empty if it has not begun."""
+    if tf.io.gfile.exists(path := f"{model_dir}/{RUN}"):
+        with tf.io.gfile.GFile(path) as file:
+            try:
+                run = json.load(file)
+                return run and {**run, "config": _resolved(run["config"], path)}
+            except (ValueError, TypeError, KeyError) as error:
+                raise ValueError(f"{path} is damaged: {error}") from error
+    if _trained(model_dir):  # by a version that wrote no fingerprint
+        if not tf.io.gfile.exists(f"{model_dir}/{CONFIG}"):
+            raise ValueError(f"{model_dir} has checkpoints or records but no {CONFIG}: use another --model-dir")
+        return {"config": configs.to_mapping(load_config(model_dir))}
+    for name in (CONFIG, TOKENIZER):
+        if tf.io.gfile.exists(f"{model_dir}/{name}"):
+            raise ValueError(f"{model_dir} has a {name} that no run wrote: use another --model-dir")
+    return {}
+
+
+def _resolved(values, where):
+    """A config's values with options that came later at their defaults."""
+    return configs.to_mapping(configs.from_mapping(configs.Config, values, where=where))
+
+
+def _trained(model_dir):
+    """Whether a directory holds steps of a run."""
+    return any(tf.io.gfile.glob(f"{model_dir}/{name}") for name in ("checkpoints/*", METRICS))
+
+
+def _fingerprint(config):
+    """What a run keeps from its first step to its last, beside its tokenizer."""
+    text = SOURCES.build(config.data.source).identity()
+    return {"config": configs.to_mapping(config), "text": json.loads(json.dumps(text))}
+
+
+def _compare(model_dir, run, now, extends=False):
+    """Raises a ValueError if the directory's run, as far as it is known, differs from this one."""
+    both = run.keys() & now.keys()
+    found = config_merge.differences(*({name: one[name] for name in both} for one in (run, now)))
+    changed = [(key.removeprefix("config."), *values) for key, *values in found]
+    changed = [one for one in changed if not one[0].startswith(MAY_CHANGE + (EXTENDED if extends else ()))]
+    if changed:
+        key, old, new = changed[0]
+        raise ValueError(
+            f"{model_dir} holds a run with {key} = {_short(old)}, this one has {_short(new)}"
+            f"{f' (and {len(changed) - 1} more options differ)' if len(changed) > 1 else ''}; "
+            f"use another --model-dir, or `flash-tf train {model_dir}` to continue it"
+        )
+
+
+def _short(value):
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def versions() -> dict[str, str]:
@@ -93,32 +166,59 @@ def versions() -> dict[str, str]:
 class Records:
     """A file of JSON lines, one for each step. A resumed run continues it without gaps or repeated steps.
 
+    What is cut off is kept beside the file, as `metrics.jsonl.1`.
+
     Args:
       path: The file, local or gs://; None to write nothing.
-      step: Drops lines of later steps. A run that died after writing them writes them again.
+      step: Cuts off lines of later steps. A run that died after writing them writes them again.
+      report: Called with a line about what is cut off.
     """
 
-    def __init__(self, path: str | None, step: int):
+    def __init__(self, path: str | None, step: int, report: Callable[[str], None] = lambda line: None):
         self._path = path
-        if path is not None:
-            lines = [line for line in self._lines() if line["step"] <= step]
-            _write(path, "".join(json.dumps(line) + "\n" for line in lines))
-
-    def _lines(self):
-        if not tf.io.gfile.exists(self._path):
+        if path is None or not tf.io.gfile.exists(path):
             return
-        with tf.io.gfile.GFile(self._path) as file:
-            for line in file.read().splitlines():
-                try:
-                    yield json.loads(line)
-                except json.JSONDecodeError:
-                    return  # the process died while it wrote this last line
+        with tf.io.gfile.GFile(path, "rb") as file:
+            there = file.read()
+        lines = [line for line in there.split(b"\n") if line]
+        last = {number: i for i, line in enumerate(lines) if (number := _step(line)) <= step}  # a line for each step
+        last.pop(DAMAGED, None)
+        kept = [lines[last[number]] for number in sorted(last)]
+        if cut := [line for i, line in enumerate(lines) if i not in last.values()]:
+            beside = aside(path)
+            _write(beside, _joined(cut))
+            what = "that are damaged, repeated or"
+            report(f"{path}: {len(cut):,} lines {what} after step {step:,} are now in {beside}")
+        if _joined(kept) != there:
+            _write(path, _joined(kept))
 
     def append(self, lines: list[dict]) -> None:
         """Adds records. They are on disk when it returns."""
         if self._path is not None:
             with tf.io.gfile.GFile(self._path, "a") as file:
                 file.write("".join(json.dumps(line) + "\n" for line in lines))
+
+
+DAMAGED = -1
+
+
+def _step(line):
+    """The step of a record."""
+    try:
+        record = json.loads(line)
+    except ValueError:  # the process died while it wrote this line
+        return DAMAGED
+    step = record.get("step") if isinstance(record, dict) else None
+    return step if isinstance(step, int) and step > 0 else DAMAGED
+
+
+def aside(path: str) -> str:
+    """A free name for what is cut off from a file or folder: `path.1`, then `path.2`."""
+    return next(name for i in itertools.count(1) if not tf.io.gfile.exists(name := f"{path}.{i}"))
+
+
+def _joined(lines):
+    return b"".join(line + b"\n" for line in lines)
 
 
 def _write(path, text):

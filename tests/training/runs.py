@@ -18,6 +18,7 @@ from flash_tf import cli, config
 from flash_tf.training import loop
 from flash_tf.training.progress import Progress
 from flash_tf.training.run import make_trainer, open_run, open_stream
+from flash_tf.training.strategy import make_strategy
 
 VOCABULARY, LENGTH = 100, 32
 MIXER = {"type": "flash", "chunk_size": 8, "key_dim": 8}
@@ -93,8 +94,10 @@ def train(path, model_dir, *overrides, stop_after=None):
 
 def opened(path, model_dir, *overrides):
     """A run and its trainer, before the first step."""
-    run = open_run(config.load(path, overrides), str(model_dir), Lines())
-    return run, make_trainer(run, open_stream(run))
+    experiment = config.load(path, overrides)
+    run = open_run(experiment, str(model_dir), make_strategy(experiment.strategy), Lines())
+    with run.begun():
+        return run, make_trainer(run, open_stream(run))
 
 
 def in_child(function, *args, devices=1, **kwargs):
@@ -157,10 +160,14 @@ def _command(folder, arguments, file_size):
         os._exit(status)
 
 
+def checkpoints(model_dir):
+    """The folders of a run's checkpoints, without those that were set aside."""
+    return sorted(Path(model_dir, "checkpoints").glob("step-????????"))
+
+
 def state(model_dir, step=None):
     """The content of the newest checkpoint, or the one of `step`: name -> array."""
-    folders = sorted(Path(model_dir, "checkpoints").glob("step-*"))
-    folder = folders[-1] if step is None else Path(model_dir, f"checkpoints/step-{step:08d}")
+    folder = checkpoints(model_dir)[-1] if step is None else Path(model_dir, f"checkpoints/step-{step:08d}")
     reader = tf.train.load_checkpoint(str(folder / "variables"))
     return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map() if "ATTRIBUTES" in name}
 
@@ -185,3 +192,11 @@ def losses(model_dir):
     found = [(record["step"], record["loss"], record["gradient_norm"]) for record in records(model_dir)]
     assert [step for step, *_ in found] == list(range(1, len(found) + 1))
     return found
+
+
+def same(one, other):
+    """Holds two finished runs to the same records, evaluations and checkpoints, to the bit."""
+    assert losses(one) == losses(other)
+    assert records(one, "evaluations.jsonl") == records(other, "evaluations.jsonl")
+    assert [path.name for path in checkpoints(one)] == [path.name for path in checkpoints(other)]
+    assert bits(state(one)) == bits(state(other))

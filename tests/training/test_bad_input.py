@@ -174,9 +174,10 @@ def test_a_model_directory_of_another_config_names_the_option_and_both_values_an
 
 
 def test_checkpoints_without_a_config_are_not_written_over(copy):
-    (copy / "model/config.yaml").unlink()
+    for name in ("config.yaml", "run.json"):
+        (copy / "model" / name).unlink()
     before = contents(copy)
-    assert "has checkpoints but no config.yaml" in one_line(train(copy))
+    assert "has checkpoints or records but no config.yaml" in one_line(train(copy))
     assert contents(copy) == before
 
 
