@@ -162,12 +162,9 @@ class Checkpoints:
             return None
         return loss if isinstance(loss, int | float) and math.isfinite(loss) else None
 
-    def prune(self, newest: int, last: int) -> None:
-        """Deletes all checkpoints up to step `last` except the newest `newest` whole ones and the best one.
-
-        Later ones do not count: they are damaged, or the run would have gone on from them.
-        """
-        whole = [step for step in self.steps() if step <= last]
+    def prune(self, newest: int) -> None:
+        """Deletes all checkpoints except the newest `newest` whole ones and the best one."""
+        whole = self.steps()
         old = [step for step in self._folders() if step < whole[-1]]
         for step in set(old) - set(whole[-newest:]) - {self.best()}:
             if step in whole:

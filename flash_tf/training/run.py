@@ -102,7 +102,7 @@ class Run:
                 self.checkpoints.save(self.variables, {**notes, "tokenizer": self.tokenizer.fingerprint, **loss})
             elif loss:
                 self.checkpoints.note(step, loss)
-            self.checkpoints.prune(self.config.train.keep, step)
+            self.checkpoints.prune(self.config.train.keep)
         self.saved = step
 
     def diverged(self, what: str) -> DivergedError:

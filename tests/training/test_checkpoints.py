@@ -152,7 +152,7 @@ def test_an_unreadable_marker_of_an_old_checkpoint_stops_neither_saving_nor_the_
     (tmp_path / f"step-00000001/{MARKER}").write_text("{")
     assert checkpoints.best() == 2
     checkpoints.save(kept({"w": 3}), {"step": 3})
-    checkpoints.prune(1, 3)
+    checkpoints.prune(1)
     assert 3 in checkpoints.steps()
 
 
@@ -160,7 +160,7 @@ def test_the_newest_checkpoints_and_the_best_are_kept(tmp_path):
     checkpoints = Checkpoints(str(tmp_path))
     for step, loss in enumerate([3.0, 1.0, None, 2.0, 1.5, 4.0], 1):
         checkpoints.save(kept({"w": step}), {"step": step} | ({} if loss is None else {"loss": loss}))
-        checkpoints.prune(2, step)
+        checkpoints.prune(2)
     assert checkpoints.best() == 2
     assert checkpoints.steps() == [2, 5, 6]
     assert sorted(folder.name for folder in tmp_path.iterdir()) == [f"step-0000000{step}" for step in (2, 5, 6)]
@@ -172,7 +172,7 @@ def test_what_a_killed_process_left_of_an_old_checkpoint_is_deleted_too(tmp_path
         checkpoints.save(kept({"w": step}), {"step": step})
     (tmp_path / f"step-00000001/{MARKER}").unlink()  # by a prune that was killed
     checkpoints.save(kept({"w": 3}), {"step": 3})
-    checkpoints.prune(2, 3)
+    checkpoints.prune(2)
     assert sorted(folder.name for folder in tmp_path.iterdir()) == ["step-00000002", "step-00000003"]
 
 
@@ -278,12 +278,14 @@ def test_what_is_not_finite_is_not_saved_and_the_last_good_checkpoint_is_the_one
     assert sorted(path.name for path in (copy / "checkpoints").iterdir()) == before
 
 
-def test_a_damaged_newer_checkpoint_does_not_count_among_the_ones_to_keep(tmp_path):
+def test_a_damaged_newer_checkpoint_that_is_set_aside_does_not_count_among_the_ones_to_keep(tmp_path):
     checkpoints = Checkpoints(str(tmp_path))
-    for step in (1, 9, 2):  # the run fell back from step 9
+    for step in (1, 9):
         checkpoints.save(kept({"w": step}), {"step": step})
-    checkpoints.prune(1, 2)
-    assert checkpoints.steps() == [2, 9]
+    checkpoints.set_aside(after=1)  # the run fell back from step 9
+    checkpoints.save(kept({"w": 2}), {"step": 2})
+    checkpoints.prune(1)
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["step-00000002", "step-00000009.1"]
 
 
 def test_a_loss_that_is_no_number_makes_no_checkpoint_the_best(tmp_path):
