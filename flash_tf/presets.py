@@ -19,16 +19,11 @@ def save(model: keras.Model, directory: str) -> None:
     """Writes a model, and its `tokenizer` if it has one. An older preset is replaced once the new one is whole.
 
     Raises:
-      ValueError: The folder holds something else, or the model is quantized. Keras writes such weights but cannot read
-        them into nested layers.
+      ValueError: The folder holds something else.
     """
-    if any(getattr(layer, "quantization_mode", None) for layer in model._flatten_layers()):
-        raise ValueError(
-            f"{model.name} is quantized, and Keras cannot read such a preset again: save the model before quantizing it"
-        )
     if not model.built:
         model.build()
-    with owned_files.replacing(directory, WRITER, _older) as folder:
+    with owned_files.replacing(str(directory), WRITER, _older) as folder:
         model.save_weights(folder / WEIGHTS)
         if model.tokenizer is not None:
             model.tokenizer.save(str(folder / TOKENIZER))
@@ -52,16 +47,20 @@ def load(cls: type, directory: str, options: dict) -> keras.Model:
       options: Constructor options that override the preset's, as `dtype` and `dropout`.
 
     Raises:
-      ValueError: There is no preset, its files are damaged, or its model has another class.
+      ValueError: There is no preset, its files are damaged, or its model has another class or is quantized and should
+        get another dtype.
     """
     folder = Path(directory)
     if not (folder / CONFIG).is_file():
         raise ValueError(f"{directory} is no preset: it has no {CONFIG}, which `save_to_preset` writes")
     try:
         found = json.loads((folder / CONFIG).read_text("utf-8"))
+        quantized = found["config"]["dtype"]["class_name"] == "DTypePolicyMap"
         model = keras.saving.deserialize_keras_object({**found, "config": {**found["config"], **options}})
     except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{folder / CONFIG} is not the config of a model: {' '.join(str(error).split())}") from error
+    if quantized and "dtype" in options:
+        raise ValueError(f"{directory} has a quantized model: it needs its own dtype, got dtype={options['dtype']!r}")
     if not isinstance(model, cls):
         raise ValueError(f"{directory} has a {type(model).__name__}, not a {cls.__name__}")
     model.build()

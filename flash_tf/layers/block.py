@@ -5,6 +5,7 @@ from typing import Any, Self
 
 import keras
 
+from flash_tf.layers.common import quantized
 from flash_tf.layers.masking import zero_padding
 from flash_tf.layers.remat import remat
 from flash_tf.layers.scale_norm import ScaleNorm
@@ -117,8 +118,10 @@ class ResidualBlock(keras.layers.Layer):
         return x + y, state
 
     def get_config(self) -> dict[str, Any]:
-        own = {"norm": self.kind, "dropout": self.rate, "remat": self.remat}
-        return {**super().get_config(), "inner": keras.saving.serialize_keras_object(self.inner), **own}
+        inner = keras.saving.serialize_keras_object(self.inner)
+        inner.pop("build_config", None)  # the block builds it, under the path that it has now
+        own = {"inner": inner, "norm": self.kind, "dropout": self.rate, "remat": self.remat}
+        return {**super().get_config(), **own, **quantized(self)}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import keras
 from keras import ops
+from keras.dtype_policies import DTypePolicyMap
 
 from kernels_xla.common.accelerator import on_tpu
 from kernels_xla.common.spec import Tensor
@@ -71,4 +72,27 @@ def check_activation(layer: keras.layers.Layer, name: str) -> None:
 
 def options(layer: keras.layers.Layer) -> dict:
     """The constructor's arguments, which `layer` keeps under the same names. `get_config` adds them to Keras' own."""
-    return {name: getattr(layer, name) for name in inspect.signature(type(layer)).parameters if name != "kwargs"}
+    own = {name: getattr(layer, name) for name in inspect.signature(type(layer)).parameters if name != "kwargs"}
+    return {**own, **quantized(layer)}
+
+
+def quantized(layer: keras.layers.Layer) -> dict:
+    """The `dtype` of a layer that holds quantized ones, by their paths; empty if there are none.
+
+    With it the constructor makes those layers quantized, so that they can read their weights from a file.
+    """
+    own_policies(layer)
+    inside = {one.path: one.dtype_policy for one in layer._flatten_layers(include_self=False) if one.quantization_mode}
+    return {"dtype": DTypePolicyMap(_policy(layer), inside)} if inside else {}
+
+
+def own_policies(layer: keras.layers.Layer) -> None:
+    """Gives each built layer inside its own policy in place of a map, with which Keras' Dense cannot be saved."""
+    for one in layer._flatten_layers(include_self=False):
+        if one.path:
+            one._dtype_policy = _policy(one)
+
+
+def _policy(layer):
+    found = layer.dtype_policy
+    return found[layer.path] if isinstance(found, DTypePolicyMap) else found

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from flash_tf.layers.common import normal
+from flash_tf.layers.common import normal, own_policies
 from flash_tf.models.language_model import LanguageModel, unpack
 from kernels_xla.common.spec import Tensor
 
@@ -61,6 +61,7 @@ class Classifier(LanguageModel):
         super().build(input_shape)
         self.inner.build((None, self.PARTS * self.width))
         self.outer.build((None, self.hidden))
+        own_policies(self)
 
     def call(
         self,

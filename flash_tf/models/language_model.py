@@ -9,7 +9,7 @@ from keras import ops
 
 from flash_tf import presets, renamed
 from flash_tf.layers.block import ResidualBlock, normalizer
-from flash_tf.layers.common import normal, options
+from flash_tf.layers.common import normal, options, own_policies
 from flash_tf.layers.feedforward import FEEDFORWARDS
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero, token_positions
@@ -162,6 +162,7 @@ class LanguageModel(keras.Model):
         others = [getattr(self, name) for name in ("first_norm", "transform") if hasattr(self, name)]
         for layer in (*self.blocks, *others, self.final_norm):
             layer.build(activations)
+        own_policies(self)
         self.output_bias = None
         if self.head_bias:
             self.output_bias = self.add_weight(name="output_bias", shape=(self.vocabulary_size,), initializer="zeros")

@@ -5,12 +5,16 @@ import os
 import pickle
 import subprocess
 import sys
+import warnings
 
+import keras
 import numpy as np
 import pytest
 
+import flash_tf
 from flash_tf import owned_files
 from flash_tf.data.tokenizer import Tokenizer
+from flash_tf.layers import GLU, MixedChunkAttention, ResidualBlock
 from flash_tf.models import MODELS
 from flash_tf.models.language_model import LanguageModel
 from tests.backends import to_numpy
@@ -55,6 +59,11 @@ def saved(tmp_path_factory):
         model.save_to_preset(str(folder / name))
         model.save(folder / name / "whole.keras")
         found[name] = model
+    for mode in ("int8", "int4"):
+        model = quantized(model_of("causal-flash"), mode)
+        model.save_to_preset(str(folder / mode))
+        model.save(folder / mode / "whole.keras")
+        found[mode] = model
     return found, folder
 
 
@@ -69,7 +78,7 @@ def test_every_model_loads_in_a_new_process_on_each_backend_with_equal_outputs(s
     assert done.returncode == 0, done.stderr[-2000:]
     found = pickle.loads(files[1].read_bytes())
     assert found.pop("backend") == backend
-    assert {name for name, _ in found} == set(SECTIONS) and len(found) == 2 * len(SECTIONS)
+    assert {name for name, _ in found} == {*SECTIONS, "int8", "int4"} and len(found) == 2 * len(made)
     for (name, kind), got in found.items():
         assert relative_error(got, to_numpy(made[name](IDS))) < FLOAT32, (name, kind)
 
@@ -107,14 +116,40 @@ def test_a_preset_takes_the_place_of_one_from_before_manifests_and_of_no_other_f
     assert runs.contents(tmp_path) == before | {"other/tokenizer.model": b"mine"}
 
 
-def test_a_quantized_model_is_refused_and_the_preset_that_is_there_stays(tmp_path):
-    model = model_of("causal-flash")
-    model.save_to_preset(str(tmp_path))
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    model.quantize("int8")
-    with pytest.raises(ValueError, match="is quantized, and Keras cannot read such a preset again"):
-        model.save_to_preset(str(tmp_path))
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+@pytest.mark.parametrize("mode", ["int8", "int4"])
+def test_a_quantized_model_is_the_same_after_two_saves_and_loads(mode, tmp_path):
+    model = quantized(model_of("causal-flash"), mode)
+    want = to_numpy(model(IDS))
+    for i, kind in enumerate(("whole.keras", "preset")):
+        (keras.Model.save if kind == "whole.keras" else type(model).save_to_preset)(model, tmp_path / kind)
+        model = flash_tf.load(tmp_path / kind)
+        assert modes(model) == {mode} and np.array_equal(to_numpy(model(IDS)), want), i
+    with pytest.raises(ValueError, match="has a quantized model: it needs its own dtype, got dtype='bfloat16'"):
+        type(model).from_preset(str(tmp_path / "preset"), dtype="bfloat16")
+
+
+def test_quantized_layers_of_a_model_of_keras_are_the_same_after_two_saves_and_loads(tmp_path):
+    inputs = keras.Input((None, 16))
+    unit = {"key_dim": 8, "chunk_size": 4}
+    x = ResidualBlock(MixedChunkAttention(**unit))(inputs)
+    model = quantized(keras.Model(inputs, keras.layers.Dense(3)(GLU()(x))), "int8")
+    x = np.random.default_rng(3).normal(size=(2, 11, 16)).astype("float32")
+    want = to_numpy(model(x))
+    for name in ("once.keras", "twice.keras"):
+        model.save(tmp_path / name)
+        model = keras.saving.load_model(tmp_path / name)
+        assert modes(model) == {"int8"} and np.array_equal(to_numpy(model(x)), want)
+
+
+def quantized(model, mode):
+    with warnings.catch_warnings(action="ignore"):  # Keras names each layer that stays as it is
+        model.quantize(mode)
+    return model
+
+
+def modes(model):
+    """The quantization modes of all dense layers."""
+    return {layer.quantization_mode for layer in model._flatten_layers() if isinstance(layer, keras.layers.Dense)}
 
 
 def test_a_bad_preset_is_named(tmp_path):
