@@ -46,6 +46,9 @@ class IdReader:
 
     def read(self, ids: tf.Tensor) -> TextBatch:
         """Reads ids `[b, n]`, and drops columns of padding alone. The request fails if the ids are not valid."""
+        width = tf.shape(ids)[1]
+        need = f"a row may have at most {self._longest} ids, padding included, got"
+        ids = checked(ids, (width <= self._longest, need, width))
         real = ids != self._pad
         lengths = tf.reduce_sum(tf.cast(real, tf.int32), axis=1)
         known = tf.reduce_all((ids >= 0) & (ids < self._size))

@@ -12,7 +12,7 @@ from flash_tf import config as configs
 from flash_tf import owned_files
 from flash_tf.exporting import lite
 from flash_tf.exporting.readers import IdReader, TextReader
-from flash_tf.exporting.signatures import Limits, Served, ServedCausalLM, ServedMaskedLM
+from flash_tf.exporting.signatures import Limits, Served, ServedCausalLM, ServedMaskedLM, signature, spelled
 from flash_tf.registry import mixer_name
 from flash_tf.training import run_directory
 from flash_tf.training.restore import Trained
@@ -125,7 +125,7 @@ def _write(run, folder, options, report):
     signatures = {}
     for name, (function, specs) in made.endpoints().items():
         report(f"tracing {name}")
-        signatures[name] = tf.function(function, autograph=False).get_concrete_function(*specs)
+        signatures[name] = signature(name, function, specs)
     default = next(iter(signatures))
     report(f"writing {len(signatures)} signatures")
     tf.saved_model.save(made, str(folder), signatures={"serving_default": signatures[default], **signatures})
@@ -165,12 +165,8 @@ def _about(run, made, options, signatures):
 
 
 def _described(function, made):
-    given = {spec.name: _spelled(spec) for spec in tf.nest.flatten(function.structured_input_signature)}
-    return {"takes": given, "gives": {name: _spelled(x) for name, x in function.structured_outputs.items()}}
-
-
-def _spelled(spec):
-    return f"{spec.dtype.name} [{', '.join('?' if n is None else str(n) for n in spec.shape)}]"
+    given = {spec.name: spelled(spec) for spec in tf.nest.flatten(function.structured_input_signature)}
+    return {"takes": given, "gives": {name: spelled(x) for name, x in function.structured_outputs.items()}}
 
 
 def as_text(about: dict, out: str) -> str:

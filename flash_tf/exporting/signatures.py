@@ -25,6 +25,41 @@ class Limits(NamedTuple):
     top_k: int
 
 
+def signature(name: str, function: Callable, specs: list[tf.TensorSpec]) -> tf.types.experimental.ConcreteFunction:
+    """A signature that refuses arguments of other shapes. Errors name it, what it needs and what came."""
+
+    def call(*given):
+        return function(*(_shaped(name, x, spec) for x, spec in zip(given, specs, strict=True)))
+
+    traced = tf.function(call, autograph=False).get_concrete_function(*specs)
+    traced.__name__ = name  # TensorFlow's own errors, about a dtype, say it
+    return traced
+
+
+def _shaped(name, x, spec):
+    rank = len(spec.shape)
+    # TensorFlow takes it for granted that shapes are the signature's. What these operations give may have any; the
+    # optimiser sees through the first if it is given a scalar.
+    if rank:
+        x = tf.compat.v1.placeholder_with_default(x, shape=None)
+    else:
+        x = tf.io.parse_tensor(tf.io.serialize_tensor(x), spec.dtype)
+    got = tf.shape(x)
+    sizes = tf.constant([-1 if n is None else n for n in spec.shape], tf.int32)
+    fits = (tf.concat([got, tf.zeros(rank, tf.int32)], 0)[:rank] == sizes) | (sizes < 0)
+    need = f"{name} needs {spec.name} {spelled(spec)}, got the shape"
+    x = checked(x, ((tf.size(got) == rank) & tf.reduce_all(fits), need, got))
+    if not rank:
+        return tf.reduce_max(x)  # a scalar, whatever came
+    x.set_shape(spec.shape)  # and no `ensure_shape`, which may fail first
+    return x
+
+
+def spelled(spec: tf.TensorSpec) -> str:
+    """A dtype and shape for people."""
+    return f"{spec.dtype.name} [{', '.join('?' if n is None else str(n) for n in spec.shape)}]"
+
+
 class Served(tf.Module):
     """A model with its signatures. A subclass adds to `endpoints`, and has a method for each.
 
@@ -200,6 +235,11 @@ class ServedCausalLM(Served):
             shape = [batch_size, *spec.shape[1:]]
             same = tf.reduce_all(tf.shape(x) == shape)
             needs.append((same, f"{spec.name} needs the first shape, got the second", shape, tf.shape(x)))
+            if x.dtype.is_floating:
+                finite = tf.math.is_finite(x)
+                bad = tf.size(x) - tf.math.count_nonzero(finite, dtype=tf.int32)
+                needs.append((bad == 0, f"{spec.name} must be finite, got numbers that are not:", bad))
+        needs.append((tf.reduce_all(position >= 0), "position must not be negative, got", position))
         if self.bounded:
             room = tf.reduce_all(position < self._limits.longest)
             needs.append((room, f"the state has room for {self._limits.longest} tokens, got texts with", position))

@@ -10,8 +10,8 @@ import pytest
 
 @pytest.fixture(scope="session")
 def ask():
-    """`ask(folder, requests)`: the answers of a process that knows nothing of this package; see `client`."""
-    client = [sys.executable, "-I", str(Path(__file__).with_name("client.py"))]
+    """`ask(folder, requests)`: the answers of a process that knows nothing of this package; see `exporting.client`."""
+    client = [sys.executable, "-I", str(Path(__file__).with_name("exporting") / "client.py")]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(client, **pipes) as process:
 
