@@ -128,15 +128,18 @@ class StrategyConfig:
     devices: list[str] | None = None  # for mirrored; null: all GPUs, or the CPUs
     workers: list[str] | None = None  # for multi_worker: host:port of each worker; null: from TF_CONFIG
     index: int = 0  # for multi_worker: the number of this worker
+    join_timeout: int = 600  # for multi_worker: seconds to wait for the others
 
     def __post_init__(self):
-        owners = {"tpu": "tpu", "devices": "mirrored", "workers": "multi_worker", "index": "multi_worker"}
+        owners = {"tpu": "tpu", "devices": "mirrored"}
+        owners |= dict.fromkeys(("workers", "index", "join_timeout"), "multi_worker")
         for name, owner in owners.items():
             if getattr(self, name) != getattr(StrategyConfig, name) and self.type != owner:
                 raise ValueError(f"strategy.{name} belongs to strategy.type {owner}, got type {self.type}")
         for name in ("devices", "workers"):
             if getattr(self, name) == []:
                 raise ValueError(f"strategy.{name} needs one or more entries, or null, got []")
+        _positive(self, "strategy", "join_timeout")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import types
 
 import pytest
 
@@ -41,9 +42,9 @@ def test_a_signal_that_is_ignored_stays_ignored(monkeypatch):
 def test_a_second_signal_during_training_goes_to_whoever_listened_before():
     heard, stopped = [], []
     before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
-    shown = runs.Lines()
+    trainer, shown = types.SimpleNamespace(reading=True), runs.Lines()
     try:
-        with actions.Signals(pytest.fail, lambda: stopped.append(True), None, shown):
+        with actions.Signals(pytest.fail, lambda: stopped.append(True), trainer, shown):
             signal.raise_signal(signal.SIGTERM)
             assert not heard
             signal.raise_signal(signal.SIGTERM)

@@ -12,6 +12,7 @@ import tensorflow as tf
 from flash_tf.config import ProfileConfig, TrainConfig
 from flash_tf.profiling import latency
 from flash_tf.profiling.capture import Capture
+from flash_tf.training import workers
 from flash_tf.training.progress import Clock, Progress, lasting, perplexity, training_parts
 from flash_tf.training.run_directory import Records
 from flash_tf.training.trainer import COLUMNS, Trainer
@@ -166,7 +167,7 @@ class Signals:
 
     Python runs its handlers when TensorFlow returns, after the loop. The system's own handler wakes a thread at once.
     That thread tells the user that a signal has come, and stops the wait for data, which may last until all text is
-    tokenised.
+    tokenised. Of several workers, all stop at the step at which one of them has received a signal.
 
     Args:
       save: Saves the run.
@@ -177,7 +178,7 @@ class Signals:
 
     def __init__(self, save: Callable[[], None], stop_data: Callable[[], None], trainer: Trainer, progress: Progress):
         self._save, self._stop_data, self._trainer, self._progress = save, stop_data, trainer, progress
-        self._received, self._saved, self._evaluating = None, False, False
+        self._received, self._saved, self._evaluating = 0, False, False
 
     def __enter__(self):
         asked = [n for n in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
@@ -193,7 +194,7 @@ class Signals:
         self._give_back()
         self._told.close()  # which ends the thread
         self._teller.join()
-        if self._received is not None and isinstance(error, Exception) and not self._saved:
+        if self._received and isinstance(error, Exception) and not self._saved:
             between_steps = self._trainer.reading or self._evaluating
             if between_steps and int(self._trainer.global_step.numpy()):
                 self._save()
@@ -201,8 +202,8 @@ class Signals:
 
     @contextlib.contextmanager
     def evaluation(self) -> Iterator[None]:
-        """Within it, a signal ends the run at once: no step is lost."""
-        self._evaluating = True
+        """Within it, a signal ends the run at once: no step is lost. Several workers end after the next loop."""
+        self._evaluating = not workers.several(self._trainer.strategy)
         yield
         self._evaluating = False
 
@@ -218,10 +219,11 @@ class Signals:
                 if number[0] in self._before:
                     self._progress.line(f"{signal.Signals(number[0]).name}: {then}")
                     then = "ending after this loop of steps, without saving"
-                    self._stop_data()
+                    if self._trainer.reading or not int(self._trainer.global_step.numpy()):
+                        self._stop_data()
 
     def _receive(self, number, _):
-        if self._received is not None:
+        if self._received:
             self._give_back()
             signal.raise_signal(number)
             return
@@ -230,7 +232,10 @@ class Signals:
             raise Interrupted(number)
 
     def __call__(self, output):
-        if self._received is not None:
+        received = int(workers.largest(self._trainer.strategy, self._received))
+        if received:  # of this worker or another
+            self._received = received
             self._save()
+            workers.largest(self._trainer.strategy, 0)  # the first worker has saved before another leaves
             self._saved = True
             raise Interrupted(self._received)

@@ -41,7 +41,7 @@ def train(config: Config, model_dir: str, progress: Progress, extends: bool = Fa
       actions.Interrupted: SIGTERM, SIGINT or SIGHUP came. The state is saved.
     """
     config = modelling.with_masking(config)
-    strategy = make_strategy(config.strategy)
+    strategy = make_strategy(config.strategy, progress.line)
     with Owner(model_dir if is_chief(strategy) else None, progress.line) as owner:
         run = open_run(config, model_dir, strategy, progress, extends)
         with run.begun():
@@ -101,8 +101,8 @@ def _train(run, owner):
             metrics.restart_clock()
             with errors_of(stream):
                 controller.train(steps=until, checkpoint_at_completion=False)
-            with signals.evaluation():
-                run.evaluation = {"step": until, **controller.evaluate()}
+                with signals.evaluation():
+                    run.evaluation = {"step": until, **controller.evaluate()}
             progress.status(*evaluation_parts(run.evaluation), keep=True)
             evaluations.append([run.evaluation])
             run.save()

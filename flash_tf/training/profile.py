@@ -90,7 +90,7 @@ def _train(config, model_dir, folder, steps, progress):
 
 
 def _train_in(scratch, config, folder, steps, per_loop, progress):
-    run = open_run(config, scratch, make_strategy(config.strategy), progress)
+    run = open_run(config, scratch, make_strategy(config.strategy, progress.line), progress)
     stream = open_stream(run)
     trainer = make_trainer(run, stream)
 

@@ -1,29 +1,35 @@
 """The devices that share the work. Everything else is the same for every strategy."""
 
 import platform
+from collections.abc import Callable
 
 import tensorflow as tf
 
 from flash_tf.config import StrategyConfig
+from flash_tf.training import workers
 
 
-def make_strategy(config: StrategyConfig) -> tf.distribute.Strategy:
+def make_strategy(config: StrategyConfig, report: Callable[[str], None]) -> tf.distribute.Strategy:
     """The `tf.distribute` strategy of a config.
+
+    Args:
+      config: The section.
+      report: Called with a line about workers that are missing.
 
     Raises:
       ValueError: The devices are not there.
+      OSError: A worker did not come; see `workers.join`.
     """
-    return {"one_device": _one_device, "mirrored": _mirrored, "multi_worker": _multi_worker, "tpu": _tpu}[config.type](
-        config
-    )
+    made = {"one_device": _one_device, "mirrored": _mirrored, "multi_worker": _multi_worker, "tpu": _tpu}
+    return made[config.type](config, report)
 
 
-def _one_device(config):
+def _one_device(*_):
     device = "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
     return tf.distribute.OneDeviceStrategy(device)
 
 
-def _mirrored(config):
+def _mirrored(config, _):
     devices = config.devices
     if devices is None and not tf.config.list_logical_devices("GPU"):
         devices = [device.name for device in tf.config.list_logical_devices("CPU")]
@@ -37,20 +43,25 @@ def _mirrored(config):
         raise ValueError(f"strategy.devices {devices} cannot be mirrored; the devices here are: {there}") from error
 
 
-def _multi_worker(config):
+def _multi_worker(config, report):
     if config.workers is None:
-        if not tf.distribute.cluster_resolver.TFConfigClusterResolver().cluster_spec():
+        cluster = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        if not cluster.cluster_spec():
             raise ValueError("strategy.type multi_worker needs strategy.workers or the variable TF_CONFIG, got neither")
-        return tf.distribute.MultiWorkerMirroredStrategy()
-    if not 0 <= config.index < len(config.workers):
-        raise ValueError(f"strategy.index must be from 0 to {len(config.workers) - 1}, got {config.index}")
-    cluster = tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec({"worker": config.workers}), task_type="worker", task_id=config.index, rpc_layer="grpc"
-    )
+    else:
+        if not 0 <= config.index < len(config.workers):
+            raise ValueError(f"strategy.index must be from 0 to {len(config.workers) - 1}, got {config.index}")
+        cluster = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec({"worker": config.workers}), task_type="worker", task_id=config.index, rpc_layer="grpc"
+        )
+    tasks = cluster.cluster_spec().as_dict()
+    addresses = [*tasks.get("chief", []), *tasks.get("worker", [])]
+    index = cluster.task_id + len(tasks.get("chief", [])) * (cluster.task_type == "worker")
+    workers.join(addresses, index, config.join_timeout, report)
     return tf.distribute.MultiWorkerMirroredStrategy(cluster)
 
 
-def _tpu(config):
+def _tpu(config, _):
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=config.tpu)
         if config.tpu != "local":

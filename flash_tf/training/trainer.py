@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from flash_tf.config import Config
 from flash_tf.training.optimizer import AdamW
+from flash_tf.training.workers import largest
 
 # The metrics in a step's record. The gradient norm is taken before clipping; with clip scope `replica` it is the mean
 # of the replicas' own norms.
@@ -182,7 +183,8 @@ class Trainer(orbit.AbstractTrainer):
             self.history = history.numpy()[: int(num_steps)]
         self.global_step.assign_add(len(self.history))
         seconds = time.perf_counter() - start
-        self.waiting, self._seconds = float(waited) / seconds, seconds / len(self.history)
+        self.waiting = float(waited) / seconds
+        self._seconds = largest(self.strategy, seconds / len(self.history))  # so all workers' loops have one length
         return dict(zip(COLUMNS, self.history.mean(axis=0), strict=True))
 
     def _compile(self):

@@ -95,7 +95,7 @@ def train(path, model_dir, *overrides, stop_after=None):
 def opened(path, model_dir, *overrides):
     """A run and its trainer, before the first step."""
     experiment = config.load(path, overrides)
-    run = open_run(experiment, str(model_dir), make_strategy(experiment.strategy), Lines())
+    run = open_run(experiment, str(model_dir), make_strategy(experiment.strategy, print), Lines())
     with run.begun():
         return run, make_trainer(run, open_stream(run))
 
