@@ -1,6 +1,7 @@
 """Proves an exported step on a device, times it, traces it. Needs NumPy and JAX alone."""
 
 import itertools
+import math
 import shutil
 import tempfile
 import time
@@ -11,9 +12,7 @@ import jax
 import numpy as np
 
 from benchmarks import device as devices
-from benchmarks.compiled_data import Stream, likely_tokens
 from benchmarks.compiled_program import Compiled, batch_shapes, initial_variables, memory_errors, numbers_of_step
-from benchmarks.compiled_run import Schedule
 from flash_tf.compiling import values
 from flash_tf.compiling.manifest import Manifest
 
@@ -121,21 +120,23 @@ def trace(
 
 def _times(manifest, step, device, steps):
     """Milliseconds between the completions of steps that are enqueued one ahead; the last loss."""
-    program = step.program
-    count = BATCHES * program.batch_size * (program.sequence_length + 1)
-    tokens = likely_tokens(manifest.vocabulary_size, manifest.ids["eos"], manifest.seed, count)
-    stream = Stream(tokens, manifest, pad_last=False)
-    batches = [
-        {name: jax.device_put(x, device) for name, x in stream.batch(i * program.batch_size, program).items()}
-        for i in range(BATCHES)
-    ]
-    variables, rates, ends, before = initial_variables(manifest, program, device), Schedule(manifest), [], None
+    program, optimizer = step.program, manifest.config["optimizer"]
+    batches = [jax.device_put(_batch(manifest, program, i), device) for i in range(BATCHES)]
+    variables, ends, before = initial_variables(manifest, program, device), [], None
     jax.block_until_ready((batches, variables))
     for done in range(WARM_UP + steps + 1):
-        record = step(variables, {**batches[done % BATCHES], **numbers_of_step(done, rates.rate(done), device)})
+        rate = optimizer["learning_rate"] * min(1, (done + 1) / max(1, optimizer["warmup_steps"]))
+        record = step(variables, {**batches[done % BATCHES], **numbers_of_step(done, rate, device)})
         if before is not None:
             last = np.asarray(before)  # of the step before, while this one is at work
             ends.append(time.perf_counter())
         before = record
     milliseconds = [1e3 * (b - a) for a, b in itertools.pairwise(ends)]
     return milliseconds[-steps:], float(last[manifest.columns.index("loss")])
+
+
+def _batch(manifest, program, number):
+    """A batch of the program, each window one document, with frequencies of tokens like a text's."""
+    shapes, size, seed = batch_shapes(program.arguments), manifest.vocabulary_size, manifest.seed + number
+    tokens = values.likely_tokens(size, manifest.ids["eos"], seed, math.prod(shapes["tokens"]))
+    return {**values.made_up(shapes, size, seed), "tokens": tokens.reshape(shapes["tokens"])}

@@ -5,7 +5,7 @@
 TransNormer (arXiv:2210.10340, Table 2) prints this number to show that a denominator makes gradients unsteady: 0.25 for
 a Transformer, 0.58 for 1 + elu, 0.47 for Performer and 0.20 for its own attention. The number is the standard deviation
 of the gradient's norm over the steps, divided by the mean. The norm is taken before clipping. The script reads the
-records of `flash-tf train` and of runs of an exported step.
+records of `flash-tf train`.
 """
 
 import argparse

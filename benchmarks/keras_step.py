@@ -17,7 +17,7 @@ import numpy as np
 from keras import ops
 
 from benchmarks import device as devices
-from benchmarks.compiled_data import likely_tokens
+from flash_tf.compiling.values import likely_tokens
 from flash_tf.config import Config
 from flash_tf.training import modelling
 from kernels_xla.common.cross_entropy import cross_entropy

@@ -5,7 +5,7 @@
 
 It runs in TensorFlow on the device at hand, 4,096 tokens a step. A system that has a row of this commit, device and
 number of tokens is not measured again, so the command may be stopped and started again. The tables are Markdown, one
-for each device and folder of configs. Perplexities are from `benchmarks.learning`, of artifacts with configs' names.
+for each device and folder of configs. Perplexities are from `benchmarks/results/learning.jsonl`.
 """
 
 import argparse
@@ -108,7 +108,7 @@ def _parser():
     parser.add_argument("--tokens", type=int, default=4096, help="tokens of a step (default 4,096)")
     parser.add_argument("--steps", type=int, default=10, help="timed, after the warm-up (default 10)")
     parser.add_argument("--table", action="store_true", help="measure nothing")
-    parser.add_argument("--learning", metavar="FILE", help="rows of benchmarks.learning (default: its result file)")
+    parser.add_argument("--learning", metavar="FILE", help="perplexities (default: benchmarks/results/learning.jsonl)")
     result_files.add_options(parser)
     return parser
 

@@ -15,14 +15,13 @@ from flash_tf.compiling.programs import Experiment, TokenIds
 from flash_tf.config import Config
 from flash_tf.data.tokenizer import Tokenizer
 from flash_tf.training import modelling, run_directory
-from flash_tf.training.loop import EVALUATED_AT_ONCE
 from flash_tf.training.restore import check_vocabulary
 from flash_tf.training.trainer import COLUMNS
 
 CHECK_LENGTH, CHECK_STEPS = 1024, 3
 GZIPPED_FROM = 2**20  # bytes of a text
 DECODE_BATCH, DECODE_TOKENS = 1, 64  # a call of decoding: texts by default, and tokens of each
-STEP, FORWARD, CHECKED, DECODE = (f"{name}.hlo.pb" for name in ("step", "forward", "check", "decode"))
+STEP, CHECKED, DECODE = (f"{name}.hlo.pb" for name in ("step", "check", "decode"))
 STABLEHLO = ("step.stablehlo.mlir", "step.stablehlo.mlir.gz")
 WRITER = "flash-tf compile"
 
@@ -85,16 +84,12 @@ def check_folder(out: str) -> None:
 def _write(name, experiment, folder, check_size, decoded, report):
     config, tokenizer = experiment.config, experiment.tokenizer
     n, batch_size = config.data.sequence_length, config.batch_size
-    at_once = min(max(1, EVALUATED_AT_ONCE // n), batch_size)
 
     report(f"tracing the training step, {batch_size:,} x {n:,} tokens")
     traced = experiment.trace_step(batch_size, n, stablehlo=True)
     text = _write_text(folder, traced.stablehlo)
     flops = modelling.training_flops_per_step(config, experiment.model)
     programs = {"step": _write_program(folder, STEP, traced, (batch_size, n), "record", stablehlo=text, flops=flops)}
-    report(f"tracing the evaluation, {at_once:,} x {n:,} tokens")
-    traced = experiment.trace_forward(at_once, n)
-    programs["forward"] = _write_program(folder, FORWARD, traced, (at_once, n), "sums")
     report(f"tracing the check, {check_size[0]:,} x {check_size[1]:,} tokens")
     traced = experiment.trace_step(*check_size)
     programs["check"] = _write_program(folder, CHECKED, traced, check_size, "record")

@@ -39,9 +39,8 @@ class Program:
       file: Name of the file with serialized HLO.
       stablehlo: Name of the file with the same program as text; None if there is none.
       arguments: The arguments, in order.
-      results: The first result: `record` (float32 [columns], the step's metrics), `sums` (float32 [1 + V]: the summed
-        negative log-likelihood, then the number of times each token is a label), or `chosen` (int32 [batch, tokens of
-        a call], the decoded tokens). New values of variables follow.
+      results: The first result: `record` (float32 [columns], the step's metrics) or `chosen` (int32 [batch, tokens of a
+        call], the decoded tokens). New values of variables follow.
       replaces: Number of a result -> number of the argument whose next value it is.
       batch_size: Sequences of a batch.
       sequence_length: n. For decoding, the tokens that a call adds to each text.
@@ -94,7 +93,7 @@ class Manifest:
       columns: Names of the metrics in a step's record.
       seed: Seed of the initial values, the masks, dropout and the order of windows.
       numbers: `values.fingerprint` of the seed.
-      programs: `step`, `forward`, `check`, and `decode` if the model decodes.
+      programs: `step`, `check`, and `decode` if the model decodes.
       check: The expected results of the program `check`.
     """
 

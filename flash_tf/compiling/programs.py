@@ -1,4 +1,4 @@
-"""Traces training, evaluation and decoding to HLO, with the same functions that `flash-tf train` calls."""
+"""Traces training and decoding to HLO, with the same functions that `flash-tf train` calls."""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,7 +14,6 @@ from flash_tf.compiling.manifest import Argument
 from flash_tf.config import Config
 from flash_tf.generation import greedy
 from flash_tf.training import modelling
-from flash_tf.training.evaluator import Evaluator
 from flash_tf.training.objective import OBJECTIVES
 from flash_tf.training.optimizer import AdamW
 from flash_tf.training.trainer import TrainStep
@@ -77,13 +76,6 @@ class Experiment:
         trained = {v.path: v.value for v in self.model.trainable_variables}
         self.optimizer = AdamW(config.optimizer, config.train.steps, trained)
         self._step = TrainStep(self.model, self.objective, self.optimizer, config)
-        self._evaluator = Evaluator(
-            model=self.model,
-            objective=self.objective,
-            strategy=tf.distribute.get_strategy(),
-            batches=lambda: None,
-            counts_words=False,
-        )
         weights = {v.path: v.value for v in self.model.weights}  # some are not trainable
         self._held = [(v, _held(v, path, "weight", initialisers[path])) for path, v in weights.items()]
         self._held += [(v, _held(v, path, "slot", ZERO)) for path, v in self.optimizer.state().items()]
@@ -136,12 +128,6 @@ class Experiment:
         names = [argument.name for argument in batch]
         step = lambda *given: self.train_step(dict(zip(names, given[:-2], strict=True)), *given[-2:])  # noqa: E731
         return step, batch + STEP + RATE
-
-    def trace_forward(self, batch_size: int, length: int) -> Traced:
-        """Traces the evaluator's sums over a batch of this size, float32 `[1 + V]`."""
-        batch = self.batch(batch_size, length)
-        names = [argument.name for argument in batch]
-        return self._trace(lambda *given: self._evaluator.sums(dict(zip(names, given, strict=True))), batch, False)
 
     def trace_decode(self, batch_size: int, steps: int) -> Traced:
         """Traces greedy decoding of `steps` tokens; see `flash_tf.generation.greedy`.

@@ -7,6 +7,7 @@ import zlib
 import numpy as np
 
 ORDINARY = 3  # ids from this one up to as many before the last are mostly ordinary pieces
+FIRST = 5  # the first id of an ordinary piece, where a vocabulary begins with the special ones
 
 
 def initial(path: str, shape: tuple[int, ...], initialiser: dict, seed: int) -> np.ndarray:
@@ -62,6 +63,19 @@ def made_up(shapes: dict[str, tuple[int, ...]], vocabulary_size: int, seed: int)
         "window": np.stack([np.zeros(batch_size, np.int32), np.arange(batch_size, dtype=np.int32)], axis=1),
     }
     return {name: batch[name] for name in shapes}
+
+
+def likely_tokens(vocabulary_size: int, eos: int, seed: int, count: int) -> np.ndarray:
+    """Tokens with frequencies like a text's, int32 `[count]`: by Zipf's law, with an eos after about 500.
+
+    A part of a step's time depends on how many rows of the embedding a batch reads, and how often it reads each.
+    """
+    rng = np.random.default_rng(seed)
+    share = 1 / np.arange(1, vocabulary_size - FIRST + 1)
+    ranks = np.searchsorted(np.cumsum(share) / share.sum(), rng.random(count))
+    tokens = (FIRST + ranks).astype(np.int32)
+    tokens[rng.random(count) < 1 / 500] = eos
+    return np.minimum(tokens, vocabulary_size - 1)
 
 
 def generator(name: str, seed: int) -> np.random.Generator:

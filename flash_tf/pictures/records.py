@@ -1,4 +1,4 @@
-"""Read the records of runs, step by step: `flash-tf train`'s files, and the files of an exported step's run."""
+"""Read the records of runs of `flash-tf train`, step by step."""
 
 import dataclasses
 import hashlib
@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-METRICS = ("metrics.jsonl", "losses.jsonl")  # of `flash-tf train`, and of the run of an exported step
-EVALUATIONS, CONFIG, TOKENIZER = "evaluations.jsonl", "config.yaml", "tokenizer.model"
+METRICS, EVALUATIONS, CONFIG, TOKENIZER = "metrics.jsonl", "evaluations.jsonl", "config.yaml", "tokenizer.model"
 TASKS = {"masked_lm": "masked language model", "causal_lm": "causal language model"}
 
 
@@ -128,8 +127,8 @@ def read(folder: str, label: str) -> Run:
     Raises:
       ValueError: When the folder has no records, or damaged ones.
     """
-    file = next((f"{folder}/{name}" for name in METRICS if _exists(f"{folder}/{name}")), None)
-    if file is None:
+    file = f"{folder}/{METRICS}"
+    if not _exists(file):
         raise ValueError(f"{folder} is no run: {_what_is_there(folder)}")
     records = _standing(file)
     if not records:
@@ -138,9 +137,6 @@ def read(folder: str, label: str) -> Run:
     train = _section(config, "train")
     column = lambda name: np.array([_number(record.get(name)) for record in records])  # noqa: E731
     steps, rate = np.array([record["step"] for record in records]), column("tokens_per_second")
-    seconds = _seconds(steps, rate, column("seconds"), train.get("tokens_per_step"))
-    if seconds is not None and not np.isfinite(rate).any() and train.get("tokens_per_step"):
-        rate = train["tokens_per_step"] * np.diff(steps, prepend=0) / np.maximum(np.diff(seconds, prepend=0), 1e-9)
     evaluations = f"{folder}/{EVALUATIONS}"
     return Run(
         label=label,
@@ -150,7 +146,7 @@ def read(folder: str, label: str) -> Run:
         loss=column("loss"),
         gradient_norm=column("gradient_norm"),
         rate=rate,
-        seconds=seconds,
+        seconds=_seconds(steps, rate, train.get("tokens_per_step")),
         evaluations={r["step"]: _number(r.get("loss")) for r in _standing(evaluations)} if _exists(evaluations) else {},
         planned=train.get("steps"),
     )
@@ -179,10 +175,8 @@ def _standing(path: str) -> list[dict[str, Any]]:
     return kept
 
 
-def _seconds(steps, rate, seconds, tokens_per_step):
-    """The records' own times, or the sum of their rates; None without both."""
-    if np.isfinite(seconds).all():
-        return seconds
+def _seconds(steps, rate, tokens_per_step):
+    """The time up to each record, by the rates; None without them."""
     known = np.isfinite(rate) & (rate > 0)
     if not tokens_per_step or not known.any():
         return None
@@ -233,8 +227,8 @@ def _what_is_there(folder):
     """Why a folder is no run, and which runs are inside it, since the user may have meant those."""
     if "://" not in folder and not Path(folder).is_dir():
         return "there is no such folder"
-    needed = f"it has no {METRICS[0]}, which `flash-tf train` writes"
-    found = [] if "://" in folder else sorted(p.parent.name for name in METRICS for p in Path(folder).glob(f"*/{name}"))
+    needed = f"it has no {METRICS}, which `flash-tf train` writes"
+    found = [] if "://" in folder else sorted(p.parent.name for p in Path(folder).glob(f"*/{METRICS}"))
     return f"{needed}; the runs in it are {', '.join(found[:8])}{' …' * (len(found) > 8)}" if found else needed
 
 

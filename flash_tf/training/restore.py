@@ -10,7 +10,7 @@ from flash_tf import presets
 from flash_tf.config import Config
 from flash_tf.data.tokenizer import Tokenizer
 from flash_tf.models.language_model import LanguageModel
-from flash_tf.training import modelling, run_directory, weights
+from flash_tf.training import modelling, run_directory
 from flash_tf.training.checkpoints import Checkpoints
 
 
@@ -36,8 +36,7 @@ def restore(
 ) -> Trained:
     """Reads the model of a run.
 
-    If the checkpoint is damaged, the newest good one takes its place, and a line says so. A directory without
-    checkpoints may hold weights that an exported step trained.
+    If the checkpoint is damaged, the newest good one takes its place, and a line says so.
 
     Args:
       model_dir: The model directory, local or gs://.
@@ -49,22 +48,18 @@ def restore(
     """
     config = run_directory.load_config(model_dir)
     checkpoints = Checkpoints(f"{model_dir}/checkpoints", report)
-    steps, exported = checkpoints.steps(), weights.step(model_dir)
-    if not steps and exported is None:
+    steps = checkpoints.steps()
+    if not steps:
+        if tf.io.gfile.exists(f"{model_dir}/weights/manifest.json"):
+            raise ValueError(f"{model_dir} needs checkpoints, got weights of an exported step, which are read no more")
         raise ValueError(f"{model_dir} has no checkpoint yet: `flash-tf train` saves one")
     tokenizer = load_tokenizer(config, model_dir)
     model = modelling.make_model(config)
     model.tokenizer = tokenizer
     variables = {v.path: v for v in model.weights}
-    if steps or isinstance(checkpoint, int):
-        notes = checkpoints.restore_first(variables, _order(checkpoints, steps, checkpoint))
-        check_tokenizer(tokenizer, notes, model_dir)
-        step = notes["step"]
-    else:
-        step = exported
-        for name, value in weights.read(model_dir, {name: tuple(v.shape) for name, v in variables.items()}):
-            variables[name].assign(value)
-    return Trained(config=config, model=model, tokenizer=tokenizer, step=step)
+    notes = checkpoints.restore_first(variables, _order(checkpoints, steps, checkpoint))
+    check_tokenizer(tokenizer, notes, model_dir)
+    return Trained(config=config, model=model, tokenizer=tokenizer, step=notes["step"])
 
 
 def starting_model(path: str, report: Callable[[str], None]) -> LanguageModel:

@@ -1,13 +1,12 @@
 """The learning rate schedule, for both NumPy and TensorFlow. Imports neither."""
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:  # it imports YAML, which a machine that only runs exported steps may lack
-    from flash_tf.config import OptimizerConfig
+from flash_tf.config import OptimizerConfig
 
 
-def learning_rate(config: "OptimizerConfig", steps: int, done: Any, xp: Any) -> Any:
+def learning_rate(config: OptimizerConfig, steps: int, done: Any, xp: Any) -> Any:
     """The learning rate of a step, float32.
 
     It rises linearly over `warmup_steps` steps. Then it falls to the final rate at `steps`, linearly or by a cosine, or

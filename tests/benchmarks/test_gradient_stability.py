@@ -10,7 +10,7 @@ from benchmarks import gradient_stability, result_files
 def run(folder, norms):
     folder.mkdir()
     rows = [{"step": i + 1, "loss": 3.0, "gradient_norm": norm} for i, norm in enumerate(norms)]
-    (folder / "losses.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(folder)
 
 

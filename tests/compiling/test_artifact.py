@@ -39,8 +39,7 @@ def exported(tmp_path_factory):
 def test_an_artifact_has_all_its_files_and_the_manifest_reads_back(exported):
     experiment, out, summary = exported
     assert {path.name for path in out.iterdir()} - {owned_files.MANIFEST} == set(summary["files"]) == {
-        "step.hlo.pb", "step.stablehlo.mlir", "forward.hlo.pb", "check.hlo.pb", "decode.hlo.pb", "manifest.json",
-        "config.yaml",
+        "step.hlo.pb", "step.stablehlo.mlir", "check.hlo.pb", "decode.hlo.pb", "manifest.json", "config.yaml",
     }  # fmt: skip
     made = manifest.read(str(out))
     assert made.config == json.loads((out / "manifest.json").read_text())["config"]
@@ -55,14 +54,13 @@ def test_an_artifact_has_all_its_files_and_the_manifest_reads_back(exported):
 def test_a_step_takes_a_batch_its_number_its_rate_and_every_variable_each_of_which_it_replaces(exported):
     experiment, out, _ = exported
     made = manifest.read(str(out))
-    step, forward = made.programs["step"], made.programs["forward"]
+    step = made.programs["step"]
     weights = {v.path: tuple(v.shape) for v in experiment.model.trainable_variables}
     names = [argument.name for argument in step.arguments]
     assert names[:3] == ["tokens", "step", "rate"] and step.arguments[0].shape == (4, runs.LENGTH + 1)
     found = {argument.name: argument.shape for argument in step.arguments[3:]}
     assert found == {f"{slot}{name}": shape for name, shape in weights.items() for slot in ("", "m/", "v/")}
     assert step.replaces == {result: result + 2 for result in range(1, 1 + 3 * len(weights))}
-    assert {a.name for a in forward.arguments if a.role == "weight"} == set(weights) and forward.replaces == {}
     assert (step.tokens, step.batch_size, step.sequence_length) == (4 * runs.LENGTH, 4, runs.LENGTH)
 
 
@@ -134,7 +132,7 @@ def test_a_weight_that_is_not_trained_is_an_argument_that_no_result_replaces_and
     artifact.export("tiny", experiment, str(tmp_path / "artifact"), None, lambda line: None)
     made = manifest.read(str(tmp_path / "artifact"))
     (frozen,) = experiment.model.non_trainable_weights
-    for name in ("step", "forward", "decode"):
+    for name in ("step", "decode"):
         program = made.programs[name]
         at = [argument.name for argument in program.arguments].index(frozen.path)
         assert program.arguments[at].role == "weight" and at not in program.replaces.values()
@@ -217,7 +215,7 @@ def test_an_artifact_that_is_not_made_to_the_end_leaves_the_one_before(exported,
     before = runs.contents(tmp_path)
 
     def stopped(line):
-        if line.startswith("tracing the evaluation"):
+        if line.startswith("tracing the check"):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

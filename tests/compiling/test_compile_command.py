@@ -23,7 +23,7 @@ def test_compile_writes_an_artifact_says_what_comes_next_and_ends_with_a_table(t
     lines = err.splitlines()
     assert lines[0] == "tracing the training step, 4 x 32 tokens" and "tracing the check, 2 x 32 tokens" in lines
     assert "tracing decoding, 2 x 64 tokens" in lines
-    assert lines[-1] == "TensorFlow's step 3 of 3 of the check" and len(lines) == 8
+    assert lines[-1] == "TensorFlow's step 3 of 3 of the check" and len(lines) == 7
     table = dict(line.split("  ", 1) for line in out.splitlines())
     assert table["tokens a step"].strip() == "128" and "step.hlo.pb" in table
     made = manifest.read(str(tmp_path / "artifact"))

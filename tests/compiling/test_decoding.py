@@ -100,4 +100,4 @@ def test_a_model_that_does_not_decode_has_no_decoding(tmp_path):
         experiment = experiment_of(tmp_path / name, **options)
         summary = artifact.export("tiny", experiment, str(tmp_path / name / "artifact"), None, lambda line: None)
         assert "decode.hlo.pb" not in summary["files"]
-        assert set(manifest.read(str(tmp_path / name / "artifact")).programs) == {"step", "forward", "check"}
+        assert set(manifest.read(str(tmp_path / name / "artifact")).programs) == {"step", "check"}

@@ -10,7 +10,8 @@ from flash_tf import config
 from flash_tf.data.tokenizer import Tokenizer
 from flash_tf.exporting import saved_model
 from flash_tf.layers.mixers import MIXERS
-from flash_tf.training import modelling, weights
+from flash_tf.training import modelling
+from flash_tf.training.checkpoints import Checkpoints
 from flash_tf.training.restore import Trained, restore
 from tests.contracts.test_mixers import SMALL, causal_only, defaults, never_causal
 from tests.training import runs
@@ -44,7 +45,7 @@ def sections():
 
 
 def directory(folder, section, **data):
-    """A model directory with weights that make every model say something, as a run of the exported step leaves them."""
+    """A model directory with a checkpoint of weights that make every model say something."""
     folder.mkdir(parents=True, exist_ok=True)
     runs.corpus(folder)
     path = runs.write(folder, data={"sequence_length": LENGTH, **data}, train={"tokens_per_step": LENGTH})
@@ -57,11 +58,10 @@ def directory(folder, section, **data):
         str(model_dir / "tokenizer.model")
     )
     rng = np.random.default_rng(6)
-    values = (
-        (w.path, (np.round(w.numpy()) + 0.3 * rng.normal(size=w.shape)).astype("float32"))
-        for w in modelling.make_model(made).trainable_variables
-    )
-    weights.write(str(model_dir), STEP, values, 2**20)
+    model = modelling.make_model(made)
+    for weight in model.trainable_variables:
+        weight.assign((np.round(weight.numpy()) + 0.3 * rng.normal(size=weight.shape)).astype("float32"))
+    Checkpoints(f"{model_dir}/checkpoints").save({w.path: w.value for w in model.weights}, {"step": STEP})
     return model_dir
 
 

@@ -54,7 +54,7 @@ def test_an_export_is_announced_replaced_whole_and_nothing_else_is_overwritten(m
     for there, said in {
         tmp_path / "thesis": f"{tmp_path}/thesis holds chapter{tail}",
         tmp_path / "thesis/chapter": f"flash-tf export needs a folder, got the file {tmp_path}/thesis/chapter",
-        model_dir: f"{model_dir} holds config.yaml{tail}",
+        model_dir: f"{model_dir} holds checkpoints/step-{models.STEP:08d}/complete.json{tail}",
         out: f"{out} holds notes{tail}",
     }.items():
         before = runs.contents(there.parent)
@@ -88,6 +88,7 @@ def list_of_ids(run):
 BAD = {
     "a folder that is no model directory": ("none", [], "is not a model directory"),
     "a run without a checkpoint": ("unfinished", [], "has no checkpoint yet"),
+    "a run of an exported step": ("of_a_step", [], "of_a_step needs checkpoints, got weights of an exported step"),
     "more candidates than pieces": ("model", ["--top-k", "101"], "top-k must be at most the vocabulary's 100, got 101"),
     "no candidate": ("model", ["--top-k", "0"], "an export needs --top-k of 1 or more, got 0"),
     "a length of none": ("model", ["--max-length", "0"], "an export needs --max-length of 1 or more, got 0"),
@@ -104,13 +105,16 @@ BAD = {
 def test_a_bad_argument_is_one_line_and_leaves_nothing(model_dir, tmp_path, what):
     name, options, said = BAD[what]
     (tmp_path / "unfinished").mkdir()
-    (tmp_path / "unfinished/config.yaml").write_text((model_dir / "config.yaml").read_text())
+    (tmp_path / "of_a_step/weights").mkdir(parents=True)
+    (tmp_path / "of_a_step/weights/manifest.json").touch()
+    for run in ("unfinished", "of_a_step"):
+        (tmp_path / run / "config.yaml").write_text((model_dir / "config.yaml").read_text())
     given = model_dir if name == "model" else tmp_path / name
     out = [] if options[:1] == ["gs://there"] else [tmp_path / "out"]
     status, shown, err = runs.command(tmp_path, "export", given, *out, *options)
     assert (status, shown, err.count("\n")) == (1, "", 1)
     assert err.startswith("flash-tf: ") and said in err
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["stderr", "stdout", "unfinished"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["of_a_step", "stderr", "stdout", "unfinished"]
 
 
 def test_more_new_tokens_than_a_cache_holds_are_refused(tmp_path):

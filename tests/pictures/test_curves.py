@@ -56,13 +56,6 @@ def test_a_run_is_read_with_time_by_its_rates_and_its_best_evaluation(tmp_path):
     assert run.evaluations[300] == pytest.approx(6.1)
 
 
-def test_a_run_of_an_exported_step_has_times_of_its_own_and_rates_that_follow(tmp_path):
-    folder = run_directory(tmp_path / "run", tokens_per_second=None, seconds=lambda s: 2 * s)
-    (tmp_path / "run/metrics.jsonl").rename(tmp_path / "run/losses.jsonl")
-    (run,) = records.read_all([folder])
-    assert run.seconds[-1] == 600 and run.rate == pytest.approx(np.full(300, TOKENS / 2))
-
-
 def test_of_steps_that_were_written_again_after_a_crash_the_last_records_stand(tmp_path):
     folder = run_directory(tmp_path / "run", steps=20, evaluations=(10, 20))
     again = [{"step": s, "loss": 1.0, "tokens_per_second": TOKENS} for s in range(11, 15)]
