@@ -4,6 +4,7 @@ from typing import Any
 
 from keras import ops
 
+from flash_tf.layers.common import check_counts
 from flash_tf.layers.linear_mixer import LinearMixer
 from flash_tf.layers.masking import zero_padding
 from kernels_xla.common.spec import Tensor
@@ -22,7 +23,7 @@ class BidirectionalMixer(LinearMixer):
     packs = False
     lrpe = False
 
-    def set_options(self, causal: bool, seed: int | None = None, **counts: int) -> None:
+    def set_options(self, causal: bool, seed: int | None = None, **counts: int | None) -> None:
         """Sets the options as attributes.
 
         Raises:
@@ -31,9 +32,8 @@ class BidirectionalMixer(LinearMixer):
         name = type(self).__name__
         if causal and self.never_causal:
             raise ValueError(f"{name} reads the whole text: it needs causal false, got {causal}")
+        check_counts(self, **counts)
         for option, value in counts.items():
-            if value < 1:
-                raise ValueError(f"{name} needs {option} >= 1, got {value}")
             setattr(self, option, value)
         if seed is not None:
             if seed < 0:

@@ -70,6 +70,13 @@ def check_activation(layer: keras.layers.Layer, name: str) -> None:
         raise ValueError(f"{type(layer).__name__}: activation must be {needed}, got {name!r}") from None
 
 
+def check_counts(layer: keras.layers.Layer, **counts: int | None) -> None:
+    """Raises a ValueError unless each count is at least 1, or None."""
+    for name, count in counts.items():
+        if count is not None and count < 1:
+            raise ValueError(f"{type(layer).__name__} needs {name} >= 1, got {count}")
+
+
 def options(layer: keras.layers.Layer) -> dict:
     """The constructor's arguments, which `layer` keeps under the same names. `get_config` adds them to Keras' own."""
     own = {name: getattr(layer, name) for name in inspect.signature(type(layer)).parameters if name != "kwargs"}

@@ -18,6 +18,7 @@ class KernelMixer(keras.layers.Layer):
     """
 
     align = 1
+    most_heads = 12  # by default
     grows = False
     gated_unit = False  # whether it contains a feed-forward part, so that a block needs no other
 
@@ -34,6 +35,21 @@ class KernelMixer(keras.layers.Layer):
     def sizes(self, b: int = 1, n: int | None = None) -> dict:
         """Lengths of the kernel's axes, by letter."""
         raise NotImplementedError
+
+    def set_heads(self, x_shape: tuple, multiple: int = 1) -> None:
+        """Sets the width, and the heads if they are None.
+
+        Raises:
+          ValueError: The heads do not divide the width into multiples of `multiple`.
+        """
+        self.width, heads = x_shape[-1], self.heads or self.most_heads
+        if self.heads is None and self.width % (multiple * heads):
+            heads = next((h for h in range(heads, 1, -1) if self.width % (2 * h) == 0), 1)
+        if self.width % (multiple * heads):
+            parts = "" if multiple == 1 else f" into multiples of {multiple}"
+            got = f"got heads {self.heads}, width {self.width}"
+            raise ValueError(f"{type(self).__name__}: heads must divide the width{parts}, {got}")
+        self.heads = heads
 
     def projection_flops(self) -> int:
         """FLOPs of all products with weights, for one token."""

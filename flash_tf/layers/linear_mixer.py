@@ -40,16 +40,9 @@ class LinearMixer(KernelMixer):
         out = self.spec.fast(**inputs, **self.case, padding_mask=padding_mask, segment_ids=segment_ids)
         return self.leave(out, rest)
 
-    def check_heads(self, x_shape: tuple, multiple: int = 1) -> None:
-        """Sets the width. Raises a ValueError unless the heads divide it into multiples of `multiple`."""
-        self.width, name = x_shape[-1], type(self).__name__
-        if self.width % (multiple * self.heads):
-            parts = "" if multiple == 1 else f" into multiples of {multiple}"
-            raise ValueError(f"{name}: heads must divide the width{parts}, got heads {self.heads}, width {self.width}")
-
     def build_heads(self, x_shape: tuple, multiple: int, use_bias: bool = True) -> None:
         """Builds one projection for queries, keys and values, the out-projection and, with `lrpe`, `turn`."""
-        self.check_heads(x_shape, multiple)
+        self.set_heads(x_shape, multiple)
         self.in_projection = projection(self, 3 * self.width, "in_projection", use_bias)
         self.out_projection = projection(self, self.width, "out_projection", use_bias)
         self.in_projection.build(x_shape)

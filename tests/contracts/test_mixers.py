@@ -1,6 +1,7 @@
 """What every mixer and feed-forward layer must satisfy, on every backend. A new file in their folders is found."""
 
 import inspect
+import re
 
 import keras
 import numpy as np
@@ -58,12 +59,12 @@ BESIDE = {  # what a value needs
 }
 
 
-def defaults(cls):
+def defaults(cls, sizes=SMALL):
     """Every option of a layer that has more than one value, at a size for tests."""
     parameters = inspect.signature(cls).parameters.values()
     fixed = ("causal",) if causal_only(cls) or never_causal(cls) else ()
     kept = (p for p in parameters if p.kind is not p.VAR_KEYWORD and p.name not in fixed)
-    return {p.name: SMALL.get(p.name, p.default) for p in kept}
+    return {p.name: sizes.get(p.name, p.default) for p in kept}
 
 
 def causal_only(cls):
@@ -194,6 +195,42 @@ def test_every_option_of_the_function_and_no_other_changes_the_output(cls):
         after, before = {**options, **causal}, {**options, **causal, name: defaults(cls)[name]}
         error = relative_error(outputs(built(cls, after), x), outputs(built(cls, before), x))
         assert error < FLOAT32 if name in OF_THE_IMPLEMENTATION else error > FLOAT32, name
+
+
+each_headed = pytest.mark.parametrize(
+    "kind", [kind for kind in MIXERS.names() if defaults(MIXERS.get(kind), sizes={}).get("heads", 1) is None]
+)
+
+
+@pytest.mark.one_backend
+@each_headed
+def test_the_heads_of_a_layer_without_any_divide_every_even_width(kind):
+    cls = MIXERS.get(kind)
+    most = 4 if kind in ("gla", "retention") else 12
+    for width in (2, 10, 16, 64, 128, 256, 512, 768, 1024):
+        layer = cls()
+        layer.set_heads((None, None, width), multiple=2)
+        below = max(h for h in range(1, most + 1) if width % (2 * h) == 0)
+        assert layer.heads == (most if width % (2 * most) == 0 else below), width
+    layer = cls()
+    layer.set_heads((None, None, 12))
+    assert layer.heads == most  # as before the default was None
+    layer = built(cls, {k: v for k, v in defaults(cls).items() if k != "heads"})
+    assert layer.get_config()["heads"] == layer.heads == (most if most == 4 else 8)
+    assert cls(heads=2).heads == 2 and cls().get_config()["heads"] is None
+
+
+@pytest.mark.one_backend
+@each_headed
+def test_an_odd_width_has_one_head_or_one_line(kind):
+    layer = MIXERS.get(kind)()
+    try:
+        layer.build((None, None, 7))
+        assert layer.heads == 1
+    except ValueError as error:
+        assert re.fullmatch(
+            r"\w+: heads must divide the width into multiples of 2, got heads None, width 7", str(error)
+        )
 
 
 @pytest.mark.one_backend

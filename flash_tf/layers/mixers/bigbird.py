@@ -17,7 +17,7 @@ class BigBird(BidirectionalMixer):
     number of blocks determine the random blocks [our definition].
 
     Args:
-      heads: h; must divide the width d.
+      heads: h; must divide the width d. None for 12, or fewer if 12 do not divide it.
       causal: Must be false: the layer reads the whole text.
       chunk_size: Tokens of a block. Part of the function.
       random_blocks: Number of random blocks for each block.
@@ -45,7 +45,7 @@ class BigBird(BidirectionalMixer):
 
     def __init__(
         self,
-        heads: int = 12,
+        heads: int | None = None,
         causal: bool = False,
         chunk_size: int = 64,
         random_blocks: int = 3,

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from flash_tf.layers.common import projection
+from flash_tf.layers.common import check_counts, projection
 from flash_tf.layers.linear_mixer import LinearMixer
 from flash_tf.layers.masking import zero_padding
 from flash_tf.layers.mixers import MIXERS
@@ -41,7 +41,7 @@ class Combiner(LinearMixer):
     the authors' code adds its own chunk's summary, although the token already sees those tokens.
 
     Args:
-      heads: h; must divide the width d, with `rotary` into even parts.
+      heads: h; must divide the width d, with `rotary` into even parts. None for 12, or fewer if 12 do not divide it.
       chunk_size: Tokens of a chunk, c. Part of the function: 256 in FLASH's comparison, 512 for PG-19.
       causal: Whether position i may read only positions <= i.
       rotary: Whether queries, keys and axial summaries are rotated by position.
@@ -70,7 +70,7 @@ class Combiner(LinearMixer):
 
     def __init__(
         self,
-        heads: int = 12,
+        heads: int | None = None,
         chunk_size: int = 256,
         causal: bool = False,
         rotary: bool = True,
@@ -78,9 +78,7 @@ class Combiner(LinearMixer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        for option, value in (("heads", heads), ("chunk_size", chunk_size)):
-            if value < 1:
-                raise ValueError(f"Combiner needs {option} >= 1, got {value}")
+        check_counts(self, heads=heads, chunk_size=chunk_size)
         if summaries not in ("axial", "fixed"):
             raise ValueError(f"Combiner: summaries must be 'axial' or 'fixed', got {summaries!r}")
         self.heads, self.chunk_size, self.causal, self.rotary = heads, chunk_size, causal, rotary

@@ -5,6 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from flash_tf.layers.common import check_counts
 from flash_tf.layers.linear_mixer import LinearMixer
 from flash_tf.layers.mixers import MIXERS
 from kernels_xla.common.norms import simple_rms_norm
@@ -24,7 +25,7 @@ class DiagAttention(LinearMixer):
     models start from Xavier's distribution, 0.044 at a width of 512.
 
     Args:
-      heads: h; must divide the width d, with `lrpe` into even parts.
+      heads: h; must divide the width d, with `lrpe` into even parts. None for 12, or fewer if 12 do not divide it.
       chunk_size: Tokens of a block, c. Part of the function: 64 in the paper.
       causal: Whether position i may read only positions <= i.
       attention: "softmax", or "relu", followed by `x / (||x|| / sqrt(d))` before W_o.
@@ -50,7 +51,7 @@ class DiagAttention(LinearMixer):
 
     def __init__(
         self,
-        heads: int = 12,
+        heads: int | None = None,
         chunk_size: int = 64,
         causal: bool = False,
         attention: str = "softmax",
@@ -58,9 +59,7 @@ class DiagAttention(LinearMixer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        for option, value in (("heads", heads), ("chunk_size", chunk_size)):
-            if value < 1:
-                raise ValueError(f"DiagAttention needs {option} >= 1, got {value}")
+        check_counts(self, heads=heads, chunk_size=chunk_size)
         if attention not in ("softmax", "relu"):
             raise ValueError(f"DiagAttention: attention must be 'softmax' or 'relu', got {attention!r}")
         self.heads, self.chunk_size, self.causal, self.attention, self.lrpe = heads, chunk_size, causal, attention, lrpe

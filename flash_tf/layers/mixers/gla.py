@@ -5,7 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from flash_tf.layers.common import normal
+from flash_tf.layers.common import check_counts, normal
 from flash_tf.layers.linear_mixer import LinearMixer, check_block_size, check_causal
 from flash_tf.layers.mixers import MIXERS
 from kernels_xla import gla, linear_attention
@@ -31,7 +31,7 @@ class GatedLinearAttention(LinearMixer):
     distribution times 2^-2.5: 0.006 for queries and keys at a width of 1,024. The norm undoes that scale.
 
     Args:
-      heads: h; must divide the width d into even parts.
+      heads: h; must divide the width d into even parts. None for 4, or fewer if 4 do not divide it.
       causal: Must be true: a decay has no other form.
       gate_rank: Width between the two factors of the gates.
       temperature: Divides log alpha. A larger temperature forgets later.
@@ -57,10 +57,11 @@ class GatedLinearAttention(LinearMixer):
     """
 
     causal_only = True
+    most_heads = 4
 
     def __init__(
         self,
-        heads: int = 4,
+        heads: int | None = None,
         causal: bool = True,
         gate_rank: int = RANK,
         temperature: float = TEMPERATURE,
@@ -73,8 +74,7 @@ class GatedLinearAttention(LinearMixer):
         self.gates, self.block_size = gates, block_size
         check_causal(self)
         check_block_size(self)
-        if heads < 1 or gate_rank < 1:
-            raise ValueError(f"GatedLinearAttention needs heads and gate_rank >= 1, got {heads} and {gate_rank}")
+        check_counts(self, heads=heads, gate_rank=gate_rank)
         if temperature <= 0:
             raise ValueError(f"GatedLinearAttention needs temperature > 0, got {temperature}")
         if gates not in ("key", "value", "both", "none"):
@@ -86,7 +86,7 @@ class GatedLinearAttention(LinearMixer):
 
     def build(self, x_shape: tuple) -> None:
         d = x_shape[-1]
-        self.check_heads(x_shape, multiple=2)
+        self.set_heads(x_shape, multiple=2)
         self.in_projection = self._dense("in_projection", 2 * d, x_shape, use_bias=False)
         self.gate_projection = self._dense("gate_projection", d, x_shape)
         self.out_projection = self._dense("out_projection", d, x_shape, use_bias=False)

@@ -18,7 +18,7 @@ class Informer(BidirectionalMixer):
     share one sample of keys [our definitions].
 
     Args:
-      heads: h; must divide the width d.
+      heads: h; must divide the width d. None for 12, or fewer if 12 do not divide it.
       causal: Must be false: the layer reads the whole text.
       queries: How many tokens attend, and how many keys are sampled to find them.
       seed: Seed of the sample.
@@ -45,7 +45,7 @@ class Informer(BidirectionalMixer):
 
     kernel_options = ("queries", "seed")
 
-    def __init__(self, heads: int = 12, causal: bool = False, queries: int = 128, seed: int = 0, **kwargs):
+    def __init__(self, heads: int | None = None, causal: bool = False, queries: int = 128, seed: int = 0, **kwargs):
         super().__init__(**kwargs)
         self.set_options(causal, seed, heads=heads, queries=queries)
 

@@ -16,7 +16,7 @@ class KernelizedAttention(BidirectionalMixer):
     Source: Skyformer (arXiv:2111.00035), section 3; see `kernels_xla.kernelized_attention`.
 
     Args:
-      heads: h; must divide the width d.
+      heads: h; must divide the width d. None for 12, or fewer if 12 do not divide it.
       causal: Must be false: the layer reads the whole text.
       **kwargs: Passed to `keras.layers.Layer`.
 
@@ -39,7 +39,7 @@ class KernelizedAttention(BidirectionalMixer):
 
     packs = True
 
-    def __init__(self, heads: int = 12, causal: bool = False, **kwargs):
+    def __init__(self, heads: int | None = None, causal: bool = False, **kwargs):
         super().__init__(**kwargs)
         self.set_options(causal, heads=heads)
 

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from flash_tf.layers.common import check_counts
 from flash_tf.layers.linear_mixer import LinearMixer, check_block_size
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.random_features import RandomFeatures
@@ -43,7 +44,7 @@ class LinearAttention(LinearMixer):
       rotary: false, lrpe: true`.
 
     Args:
-      heads: h; must divide the width d, with `rotary` into even parts.
+      heads: h; must divide the width d, with `rotary` into even parts. None for 12, or fewer if 12 do not divide it.
       causal: Whether position i may read only positions <= i.
       rotary: Whether queries and keys are rotated by position. The rotation comes before f: rotated features could be
         negative, and the denominator could cross zero.
@@ -84,7 +85,7 @@ class LinearAttention(LinearMixer):
 
     def __init__(
         self,
-        heads: int = 12,
+        heads: int | None = None,
         causal: bool = False,
         rotary: bool = True,
         features: str = "shifted_relu",
@@ -110,15 +111,11 @@ class LinearAttention(LinearMixer):
         self.supports_masking = True
 
     def _check(self):
-        if self.heads < 1:
-            raise ValueError(f"LinearAttention needs heads >= 1, got {self.heads}")
+        check_counts(self, heads=self.heads, cosine_length=self.cosine_length, random_features=self.random_features)
         for option, known in (("features", (*FEATURES, "favor")), ("normalizer", NORMALIZERS), ("form", FORMS)):
             if getattr(self, option) not in known:
                 needed = ", ".join(map(repr, known))
                 raise ValueError(f"LinearAttention: {option} must be one of {needed}, got {getattr(self, option)!r}")
-        for option in ("cosine_length", "random_features"):
-            if (value := getattr(self, option)) is not None and value < 1:
-                raise ValueError(f"LinearAttention needs {option} >= 1 or null, got {value}")
 
     def _check_features(self):
         if self.features == "favor" and (self.lrpe or self.normalizer != "sum"):

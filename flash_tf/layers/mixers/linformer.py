@@ -19,7 +19,7 @@ class Linformer(BidirectionalMixer):
     Skyformer's comparison (arXiv:2111.00035); see `kernels_xla.linformer`.
 
     Args:
-      heads: h; must divide the width d.
+      heads: h; must divide the width d. None for 12, or fewer if 12 do not divide it.
       causal: Must be false: the layer reads the whole text.
       rank: Rows of E: how many keys a token sees.
       max_length: Columns of E: the longest text. A shorter one takes the first.
@@ -41,7 +41,9 @@ class Linformer(BidirectionalMixer):
       TensorShape([2, 10, 16])
     """
 
-    def __init__(self, heads: int = 12, causal: bool = False, rank: int = 128, max_length: int = 512, **kwargs):
+    def __init__(
+        self, heads: int | None = None, causal: bool = False, rank: int = 128, max_length: int = 512, **kwargs
+    ):
         super().__init__(**kwargs)
         self.set_options(causal, heads=heads, rank=rank, max_length=max_length)
 

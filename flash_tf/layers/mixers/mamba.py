@@ -4,7 +4,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from flash_tf.layers.common import normal
+from flash_tf.layers.common import check_counts, normal
 from flash_tf.layers.linear_mixer import LinearMixer, check_causal
 from flash_tf.layers.masking import zero_padding
 from flash_tf.layers.mixers import MIXERS
@@ -68,10 +68,7 @@ class Mamba(LinearMixer):
         self.causal, self.state_size, self.conv_width = causal, state_size, conv_width
         self.expansion, self.dt_rank = expansion, dt_rank
         check_causal(self)
-        sizes = {"state_size": state_size, "conv_width": conv_width, "expansion": expansion, "dt_rank": dt_rank}
-        for name, size in sizes.items():
-            if size is not None and size < 1:
-                raise ValueError(f"Mamba needs {name} >= 1, got {size}")
+        check_counts(self, state_size=state_size, conv_width=conv_width, expansion=expansion, dt_rank=dt_rank)
         self.supports_masking = True
 
     def build(self, x_shape: tuple) -> None:

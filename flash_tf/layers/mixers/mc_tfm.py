@@ -5,6 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from flash_tf.layers.common import check_counts
 from flash_tf.layers.linear_mixer import LinearMixer
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.offset_scale import OffsetScale
@@ -23,7 +24,7 @@ class MixedChunkSelfAttention(LinearMixer):
     linear part come from the other queries and keys, channel by channel: `lin_q = gamma q + beta`, as in FLASH.
 
     Args:
-      heads: h; must divide the width d, with `rotary` into even parts.
+      heads: h; must divide the width d, with `rotary` into even parts. None for 12, or fewer if 12 do not divide it.
       chunk_size: Tokens of a chunk, c. Part of the function: FLASH's is 256, 512 for PG-19.
       causal: Whether position i may read only positions <= i.
       rotary: Whether all queries and keys are rotated by position.
@@ -48,11 +49,11 @@ class MixedChunkSelfAttention(LinearMixer):
 
     lrpe = False
 
-    def __init__(self, heads: int = 12, chunk_size: int = 256, causal: bool = False, rotary: bool = True, **kwargs):
+    def __init__(
+        self, heads: int | None = None, chunk_size: int = 256, causal: bool = False, rotary: bool = True, **kwargs
+    ):
         super().__init__(**kwargs)
-        for option, value in (("heads", heads), ("chunk_size", chunk_size)):
-            if value < 1:
-                raise ValueError(f"MixedChunkSelfAttention needs {option} >= 1, got {value}")
+        check_counts(self, heads=heads, chunk_size=chunk_size)
         self.heads, self.chunk_size, self.causal, self.rotary = heads, chunk_size, causal, rotary
         self.supports_masking = True
 

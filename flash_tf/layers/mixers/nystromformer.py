@@ -17,7 +17,7 @@ class Nystromformer(BidirectionalMixer):
     Skyformer's comparison (arXiv:2111.00035); see `kernels_xla.nystromformer`.
 
     Args:
-      heads: h; must divide the width d.
+      heads: h; must divide the width d. None for 12, or fewer if 12 do not divide it.
       causal: Must be false: the layer reads the whole text.
       landmarks: Number of segments. Their lengths differ by one token at most.
       **kwargs: Passed to `keras.layers.Layer`.
@@ -41,7 +41,7 @@ class Nystromformer(BidirectionalMixer):
 
     kernel_options = ("landmarks",)
 
-    def __init__(self, heads: int = 12, causal: bool = False, landmarks: int = 128, **kwargs):
+    def __init__(self, heads: int | None = None, causal: bool = False, landmarks: int = 128, **kwargs):
         super().__init__(**kwargs)
         self.set_options(causal, heads=heads, landmarks=landmarks)
 

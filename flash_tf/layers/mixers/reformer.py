@@ -19,7 +19,7 @@ class Reformer(BidirectionalMixer):
     them in each step].
 
     Args:
-      heads: h; must divide the width d.
+      heads: h; must divide the width d. None for 12, or fewer if 12 do not divide it.
       causal: Must be false: the layer reads the whole text.
       chunk_size: Tokens of a chunk of the sorted text. Part of the function.
       buckets: Number of hash values; even.
@@ -50,7 +50,7 @@ class Reformer(BidirectionalMixer):
 
     def __init__(
         self,
-        heads: int = 12,
+        heads: int | None = None,
         causal: bool = False,
         chunk_size: int = 64,
         buckets: int = 64,
@@ -64,7 +64,7 @@ class Reformer(BidirectionalMixer):
             raise ValueError(f"Reformer needs an even number of buckets, got {buckets}")
 
     def build(self, x_shape: tuple) -> None:
-        self.check_heads(x_shape)
+        self.set_heads(x_shape)
         self.in_projection = projection(self, 2 * self.width, "in_projection")
         self.out_projection = projection(self, self.width, "out_projection")
         self.in_projection.build(x_shape)

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from flash_tf.layers.common import normal
+from flash_tf.layers.common import check_counts, normal
 from flash_tf.layers.linear_mixer import LinearMixer, check_block_size, check_causal
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero
@@ -34,7 +34,7 @@ class Retention(LinearMixer):
     for queries and keys at a width of 1,024, and 0.013 for W_o. The norm undoes all scales except the gate's and W_o's.
 
     Args:
-      heads: h; must divide the width d into even parts.
+      heads: h; must divide the width d into even parts. None for 4, or fewer if 4 do not divide it.
       causal: Must be true: retention has no other form.
       block_size: Tokens that the implementation reads as one block. It changes only the speed; see `flash-tf tune`.
       **kwargs: Passed to `keras.layers.Layer`.
@@ -56,18 +56,18 @@ class Retention(LinearMixer):
     """
 
     causal_only = True
+    most_heads = 4
 
-    def __init__(self, heads: int = 4, causal: bool = True, block_size: int = 128, **kwargs):
+    def __init__(self, heads: int | None = None, causal: bool = True, block_size: int = 128, **kwargs):
         super().__init__(**kwargs)
         self.heads, self.causal, self.block_size = heads, causal, block_size
         check_causal(self)
         check_block_size(self)
-        if heads < 1:
-            raise ValueError(f"Retention needs heads >= 1, got {heads}")
+        check_counts(self, heads=heads)
         self.supports_masking = True
 
     def build(self, x_shape: tuple) -> None:
-        self.check_heads(x_shape, multiple=2)
+        self.set_heads(x_shape, multiple=2)
         dense = lambda width, name: keras.layers.Dense(  # noqa: E731
             width, use_bias=False, kernel_initializer=normal(), dtype=self.dtype_policy, name=name
         )

@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from flash_tf.layers.common import parts_of, projection
+from flash_tf.layers.common import check_counts, parts_of, projection
 from flash_tf.layers.kernel_mixer import KernelMixer
 from flash_tf.layers.masking import zero_padding
 from flash_tf.layers.mixers import MIXERS
@@ -26,7 +26,7 @@ class MultiHeadSelfAttention(KernelMixer):
     `gated`.
 
     Args:
-      heads: h; must divide the width d into even parts.
+      heads: h; must divide the width d into even parts. None for 12, or fewer if 12 do not divide it.
       causal: Whether position i may read only positions <= i.
       rotary: Whether queries and keys are rotated by position.
       kernel: "softmax", or "relu2": squared ReLU over the number of tokens seen.
@@ -55,7 +55,7 @@ class MultiHeadSelfAttention(KernelMixer):
 
     def __init__(
         self,
-        heads: int = 12,
+        heads: int | None = None,
         causal: bool = False,
         rotary: bool = True,
         kernel: str = "softmax",
@@ -64,8 +64,7 @@ class MultiHeadSelfAttention(KernelMixer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        if heads < 1:
-            raise ValueError(f"MultiHeadSelfAttention needs heads >= 1, got {heads}")
+        check_counts(self, heads=heads)
         if kernel not in ("relu2", "softmax"):
             raise ValueError(f"MultiHeadSelfAttention: kernel must be 'softmax' or 'relu2', got {kernel!r}")
         self.heads, self.causal, self.rotary, self.kernel = heads, causal, rotary, kernel
@@ -73,10 +72,8 @@ class MultiHeadSelfAttention(KernelMixer):
         self.supports_masking = True
 
     def build(self, x_shape: tuple) -> None:
-        self.width = d = x_shape[-1]
-        if d % self.heads or (self.rotary and d // self.heads % 2):
-            needed = "divide the width into even parts" if self.rotary else "divide the width"
-            raise ValueError(f"MultiHeadSelfAttention: heads must {needed}, got heads {self.heads} and width {d}")
+        self.set_heads(x_shape, multiple=2 if self.rotary else 1)
+        d = self.width
         self.in_projection = projection(self, (4 if self.gated else 3) * d, "in_projection", self.use_bias)
         self.out_projection = projection(self, d, "out_projection", self.use_bias)
         self.in_projection.build(x_shape)

@@ -17,7 +17,7 @@ class Skyformer(BidirectionalMixer):
     number of real tokens determine the sample S [our definition; the authors draw it in each step].
 
     Args:
-      heads: h; must divide the width d.
+      heads: h; must divide the width d. None for 12, or fewer if 12 do not divide it.
       causal: Must be false: the layer reads the whole text.
       landmarks: Number of rows of S.
       seed: Seed of the sample.
@@ -42,7 +42,7 @@ class Skyformer(BidirectionalMixer):
 
     kernel_options = ("landmarks", "seed")
 
-    def __init__(self, heads: int = 12, causal: bool = False, landmarks: int = 128, seed: int = 0, **kwargs):
+    def __init__(self, heads: int | None = None, causal: bool = False, landmarks: int = 128, seed: int = 0, **kwargs):
         super().__init__(**kwargs)
         self.set_options(causal, seed, heads=heads, landmarks=landmarks)
 

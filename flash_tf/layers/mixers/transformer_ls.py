@@ -23,7 +23,7 @@ class TransformerLS(BidirectionalMixer):
     no relative positions, and segments as long as the window's.
 
     Args:
-      heads: h; must divide the width d.
+      heads: h; must divide the width d. None for 12, or fewer if 12 do not divide it.
       causal: Whether position i may read only positions <= i.
       chunk_size: Tokens of a block, or of a segment. Part of the function. The window of a block, which must be even,
         is itself and half a block on each side. If causal, a token's window is its own segment and the one before.
@@ -51,7 +51,9 @@ class TransformerLS(BidirectionalMixer):
     never_causal = False
     grows = True
 
-    def __init__(self, heads: int = 12, causal: bool = False, chunk_size: int = 64, landmarks: int = 32, **kwargs):
+    def __init__(
+        self, heads: int | None = None, causal: bool = False, chunk_size: int = 64, landmarks: int = 32, **kwargs
+    ):
         super().__init__(**kwargs)
         self.set_options(causal, heads=heads, chunk_size=chunk_size, landmarks=landmarks)
         if chunk_size % 2 and not causal:
