@@ -29,7 +29,7 @@ OPTIONS = {
     "an odd key width": ("model.mixer.key_dim=7", r"needs an even key_dim of at least 2, for rotary pairs, got 7"),
     "heads that do not divide the width": (
         "model.mixer={type: self_attention, heads: 3}",
-        r"heads must .*, got heads 3 and width 16",
+        r"heads must divide the width .*, got heads 3, width 16",
     ),
     "texts longer than cosFormer's constant": (
         "model.mixer={type: linear_attention, heads: 2, features: relu, cosine_length: 8}",
