@@ -10,6 +10,7 @@ import importlib.metadata
 import os
 import platform
 import signal
+import socket
 import sys
 import threading
 import time
@@ -20,26 +21,29 @@ from flash_tf import __version__, commands
 from flash_tf.library_log import LibraryLog
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+GRACE = 5  # seconds after a signal in which a command may clean up
 KEPT_SECONDS = 30 * 24 * 3600  # a program that XLA compiled
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs a command; returns the exit status: 0, 1 for bad input or a failed run, 128 + n after signal n."""
-    args = _parser().parse_args(arguments)
-    os.environ["KERAS_BACKEND"] = "tensorflow"  # noqa: TID251  the loop is TensorFlow's, whatever Keras is set to
-    _keep_programs()
-    with LibraryLog() as log, _StoppedBySignals() as stopped:
-        try:
-            args.run(args, log)
-            sys.stdout.flush()
-        except BrokenPipeError:  # whoever reads what we print, as `head`, has seen enough
-            return 128 + signal.SIGPIPE
-        except (Exception, KeyboardInterrupt) as error:
-            traceback.print_exc()  # into the log
-            # A library may have put an error of its own in the place of ours.
-            status, line = _explain(stopped.by or error, log)
-            log.progress().line(f"flash-tf: {line}")
-            return status
+    with _StoppedBySignals() as stopped:
+        args = _parser().parse_args(arguments)
+        os.environ["KERAS_BACKEND"] = "tensorflow"  # noqa: TID251  the loop is TensorFlow's, whatever Keras is set to
+        _keep_programs()
+        with LibraryLog() as log:
+            stopped.log = log
+            try:
+                args.run(args, log)
+                sys.stdout.flush()
+            except BrokenPipeError:  # whoever reads what we print, as `head`, has seen enough
+                return 128 + signal.SIGPIPE
+            except (Exception, KeyboardInterrupt) as error:
+                traceback.print_exc()  # into the log
+                # A library may have put an error of its own in the place of ours.
+                status, line = _explain(stopped.by or error, log)
+                log.progress().line(f"flash-tf: {line}")
+                return status
     return 0
 
 
@@ -54,26 +58,68 @@ class _Stopped(KeyboardInterrupt):
 class _StoppedBySignals:
     """Within it, SIGINT, SIGTERM and SIGHUP end the command with a line. Training takes them over while it can save.
 
+    A signal raises an error where the command is, so that the command cleans up. Modules in C++ crash on an error
+    while they are imported, and libraries swallow some: during an import the process ends at once, and elsewhere after
+    GRACE seconds.
+
     Attributes:
       by: The signal that came, as an error; None before.
+      log: Shows the line, once it is there.
     """
 
     by: _Stopped | None = None
+    log: LibraryLog | None = None
 
     def __enter__(self):
+        asked = [n for n in ENDING if signal.getsignal(n) != signal.SIG_IGN]  # `nohup` ignores SIGHUP
         self._before = {}
-        if threading.current_thread() is threading.main_thread():
-            asked = [n for n in ENDING if signal.getsignal(n) != signal.SIG_IGN]  # `nohup` ignores SIGHUP
+        if asked and threading.current_thread() is threading.main_thread():
+            self._heard, self._told = socket.socketpair()
+            self._told.setblocking(False)
+            self._woken = signal.set_wakeup_fd(self._told.fileno(), warn_on_full_buffer=False)
+            threading.Thread(target=self._watch, daemon=True).start()
             self._before = {number: signal.signal(number, self._stop) for number in asked}
         return self
 
     def __exit__(self, *_):
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        if self._before:
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(self._woken)
+            self._told.close()  # which ends the thread
 
-    def _stop(self, number, _):
+    def _stop(self, number, frame):
         self.by = _Stopped(number)
+        if _importing(frame):
+            self._end(number)
         raise self.by
+
+    def _watch(self):
+        """Hears a signal while the main thread is in a library, and ends what goes on in spite of it."""
+        with self._heard:
+            if number := self._heard.recv(1):
+                self._heard.settimeout(GRACE)
+                try:
+                    while self._heard.recv(1):
+                        pass
+                except TimeoutError:
+                    self._end(number[0])
+
+    def _end(self, number):
+        line = f"flash-tf: stopped by {signal.Signals(number).name}"
+        if self.log is None:
+            print(line, file=sys.stderr)  # noqa: T201
+        else:
+            self.log.progress().line(line)
+            self.log.__exit__()
+        os._exit(128 + number)
+
+
+def _importing(frame) -> bool:
+    """Whether a module is being imported."""
+    while frame is not None and frame.f_globals.get("__name__") != "importlib._bootstrap":
+        frame = frame.f_back
+    return frame is not None
 
 
 def program() -> None:

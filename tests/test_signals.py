@@ -2,7 +2,10 @@
 
 import os
 import signal
+import subprocess
+import sys
 import types
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +13,8 @@ from flash_tf import cli
 from flash_tf.commands import describe
 from flash_tf.training import actions
 from tests.training import runs
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -28,6 +33,42 @@ def test_a_signal_ends_a_command_with_a_line_and_128_plus_its_number(number, swa
     assert cli.main(["describe", "quickstart"]) == 128 + number
     assert capfd.readouterr().err == f"flash-tf: stopped by {signal.Signals(number).name}\n"
     assert [signal.getsignal(n) for n in cli.ENDING] == before
+
+
+SWALLOWED = """
+try:
+    os.kill(os.getpid(), {number})
+    time.sleep(1)
+except BaseException:
+    pass
+"""
+NEVER_ENDING = {
+    "importing": "import never",
+    "in a library that swallows the error": f"{SWALLOWED}\ntime.sleep(60)",
+    "in C": "threading.Timer(0.2, os.kill, (os.getpid(), {number})).start()\n"
+    "hashlib.pbkdf2_hmac('sha256', b'', b'', 2**31 - 1)",
+}
+
+
+@pytest.mark.parametrize("where", NEVER_ENDING)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_command_that_would_go_on_all_the_same(number, where, tmp_path):
+    imports = "import hashlib, os, sys, threading, time\n"
+    (tmp_path / "never.py").write_text(imports + SWALLOWED.format(number=int(number)) + "time.sleep(60)\n")
+    (tmp_path / "work.py").write_text(NEVER_ENDING[where].format(number=int(number)))
+    command = [
+        "from flash_tf import cli",
+        "from flash_tf.commands import describe",
+        "cli.GRACE = 0.5",
+        "describe.run = lambda args, log: exec(open('work.py').read())",
+        "sys.exit(cli.main(['describe', 'quickstart']))",
+    ]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}", "TMPDIR": str(tmp_path)}
+    called = [sys.executable, "-c", imports + "\n".join(command)]
+    done = subprocess.run(called, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout) == (128 + number, "")
+    assert done.stderr == f"flash-tf: stopped by {signal.Signals(number).name}\n"
+    assert not list(tmp_path.glob("*.log"))
 
 
 def test_a_signal_that_is_ignored_stays_ignored(monkeypatch):
