@@ -62,6 +62,7 @@ def test_the_command_prints_one_object_and_a_table(capsys):
     assert {"mixers", "models", "configs"} <= listed.keys()
 
 
+@pytest.mark.full
 def test_a_reader_that_has_seen_enough_ends_the_command_without_a_word(tmp_path):
     reader, writer = os.pipe()
     os.close(reader)

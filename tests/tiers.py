@@ -11,6 +11,12 @@ def thinned(values, *kept):
     return [value if value in kept else pytest.param(value, marks=pytest.mark.full) for value in values]
 
 
+def of_kinds(cases, *kinds):
+    """Cases with ids `KIND` or `KIND-OPTIONS`: all but those of `kinds` are `full`."""
+    full = lambda case: [] if case.id.partition("-")[0] in kinds else [pytest.mark.full]  # noqa: E731
+    return [pytest.param(*case.values, id=case.id, marks=[*case.marks, *full(case)]) for case in cases]
+
+
 def full_on_jax(test):
     """Marks a test as `full` on JAX alone, for which it says little more than it says on TensorFlow."""
     return pytest.mark.full(test) if ON_JAX else test

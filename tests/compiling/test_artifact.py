@@ -126,6 +126,7 @@ def test_even_numbers_and_given_ones_come_back():
     np.testing.assert_array_equal(values.initial("a", (2, 2), values.given(numbers), 0), numbers)
 
 
+@pytest.mark.full
 def test_a_weight_that_is_not_trained_is_an_argument_that_no_result_replaces_and_no_constant(tmp_path):
     mixer = {"type": "linear_attention", "heads": 2, "features": "favor"}
     experiment = experiment_of(tmp_path, model={"type": "causal_lm", "depth": 1, "mixer": mixer})

@@ -60,6 +60,7 @@ def test_a_step_too_large_for_a_chip_is_reported_named_and_status_1(tmp_path):
     assert f"[4,{n // 4},{n}]" in err.splitlines()[-1]  # the tensor that it names
 
 
+@pytest.mark.full
 def test_bad_input_is_one_line_and_status_1(tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other/mine.txt").write_text("mine")

@@ -24,6 +24,7 @@ def written(folder, mixer):
     return str(path)
 
 
+@pytest.mark.full
 def test_a_tile_is_timed_and_the_fastest_is_written(tmp_path):
     path = written(tmp_path, LINEAR)
     before = config.to_mapping(config.load(path))

@@ -135,12 +135,9 @@ each_mixer = pytest.mark.parametrize(arguments, thinned(MIXERS))
 each_feedforward = pytest.mark.parametrize(arguments, cases(FEEDFORWARDS))
 each_causal_mixer = pytest.mark.parametrize(arguments, [case for case in thinned(MIXERS) if is_causal(*case.values)])
 each_default = pytest.mark.parametrize(arguments, cases(MIXERS, changed=False) + cases(FEEDFORWARDS, changed=False))
-each_default_once = pytest.mark.parametrize(
-    arguments, thinned(MIXERS, changed=False) + thinned(FEEDFORWARDS, changed=False)
-)
-each_plain_layer = pytest.mark.parametrize(
-    "cls", [pytest.param(registry.get(k), id=k) for registry in (MIXERS, FEEDFORWARDS) for k in registry.names()]
-)
+defaults_once = thinned(MIXERS, changed=False) + thinned(FEEDFORWARDS, changed=False)
+plain_layers = [pytest.param(registry.get(k), id=k) for registry in (MIXERS, FEEDFORWARDS) for k in registry.names()]
+each_plain_layer = pytest.mark.parametrize("cls", plain_layers)
 each_plain_mixer = pytest.mark.parametrize("kind", MIXERS.names())
 
 
@@ -186,7 +183,7 @@ def test_every_option_is_in_the_config_and_survives_a_round_trip(cls):
 
 
 @pytest.mark.one_backend
-@each_plain_layer
+@pytest.mark.parametrize("cls", tiers.of_kinds(plain_layers, "flash", "linear_attention", "glu"))
 def test_every_option_of_the_function_and_no_other_changes_the_output(cls):
     x = normal(B, N, D)
     for name, options in changes(cls):
@@ -276,7 +273,7 @@ def test_a_layer_saved_in_a_model_comes_back_with_equal_outputs(cls, around, tmp
     assert np.array_equal(outputs(keras.saving.load_model(tmp_path / "layer.keras"), x), outputs(layer, x))
 
 
-@each_default_once
+@pytest.mark.parametrize(arguments, tiers.of_kinds(defaults_once, "flash", "gau", "retention", "self_attention", "glu"))
 def test_xla_compiles_to_the_same_output(cls, options):
     layer, x = built(cls, options), normal(B, N, D)
     masked = masks("packed" if packs(layer) else "padded") if hasattr(layer, "align") else {}
@@ -346,7 +343,7 @@ def test_no_output_of_a_causal_mixer_has_a_gradient_from_a_later_token(cls, opti
 
 
 @pytest.mark.one_backend
-@each_default_once
+@pytest.mark.parametrize(arguments, tiers.of_kinds(defaults_once, "flash", "gau", "linear_attention", "self_attention"))
 def test_output_and_every_gradient_are_alive_at_initialisation(cls, options):
     n, width = 512, 768  # weights of N(0, 0.02) are made for wide models
     layer = cls(**{**options, **{k: 128 for k in ("chunk_size", "key_dim") if k in options}})

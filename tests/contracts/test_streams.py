@@ -30,11 +30,12 @@ from tests.numerics import FLOAT32, random_pieces, relative_error
 
 V, C = 50, SMALL["chunk_size"]
 CAUSAL = [case for case in thinned(MIXERS) if is_causal(*case.values)]
-each_stream = pytest.mark.parametrize(arguments, [c for c in CAUSAL if not c.values[0](**c.values[1]).obstacle])
+STREAMS = [c for c in CAUSAL if not c.values[0](**c.values[1]).obstacle]
+each_stream = pytest.mark.parametrize(arguments, STREAMS)
 each_other = pytest.mark.parametrize(arguments, [c for c in thinned(MIXERS) if c.values[0](**c.values[1]).obstacle])
-each_plain = pytest.mark.parametrize(
-    arguments, [c for c in cases(MIXERS, changed=False) if not c.values[0](**c.values[1]).obstacle]
-)
+plain = [c for c in cases(MIXERS, changed=False) if not c.values[0](**c.values[1]).obstacle]
+each_plain = pytest.mark.parametrize(arguments, plain)
+some_plain = pytest.mark.parametrize(arguments, tiers.of_kinds(plain, "flash", "gau", "gla", "mamba"))
 DECODERS = [kind for kind in MIXERS.names() if not never_causal(MIXERS.get(kind))]
 KEPT = ("flash", "gau")  # a state of a constant size, and one that grows
 each_mixer = pytest.mark.parametrize("kind", DECODERS)
@@ -77,7 +78,11 @@ def assert_same(got, want, error=FLOAT32):
         assert relative_error(to_numpy(got[name]), to_numpy(want[name])) <= error, name
 
 
-@each_stream
+# The kernels' own streams are all in the default tier.
+@pytest.mark.parametrize(
+    arguments,
+    tiers.of_kinds(STREAMS, "flash", "flash_weighted", "gau", "gla", "linear_attention", "mamba", "retention"),
+)
 def test_a_mixer_fed_in_random_pieces_equals_the_whole(cls, options):
     layer, x = built(cls, options), normal(B, N, D)
     got, _ = pieced(layer, x, start(layer), random_pieces(1))
@@ -85,7 +90,7 @@ def test_a_mixer_fed_in_random_pieces_equals_the_whole(cls, options):
 
 
 @pytest.mark.one_backend
-@each_plain
+@some_plain
 def test_rows_of_a_mixer_take_different_numbers_of_tokens(cls, options):
     layer, x, rng = built(cls, options), normal(B, N, D), np.random.default_rng(3)
     want, extend = outputs(layer, x), extender(layer)
@@ -106,7 +111,7 @@ def test_rows_of_a_mixer_take_different_numbers_of_tokens(cls, options):
 
 
 @pytest.mark.one_backend
-@each_plain
+@some_plain
 @pytest.mark.parametrize("k", tiers.thinned([1, 5], 1))
 def test_tokens_that_are_not_real_leave_the_state_bit_for_bit(cls, options, k):
     layer = built(cls, options)
@@ -118,7 +123,7 @@ def test_tokens_that_are_not_real_leave_the_state_bit_for_bit(cls, options, k):
 
 
 @pytest.mark.one_backend
-@each_stream
+@pytest.mark.parametrize(arguments, tiers.of_kinds(STREAMS, "flash", "flash_weighted", "gau", "gla", "mamba"))
 def test_single_tokens_with_what_is_prepared_once_equal_the_whole(cls, options):
     layer, x = built(cls, options), normal(B, N, D)
 

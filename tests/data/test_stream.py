@@ -168,6 +168,7 @@ def read_and_leave(directory: str) -> None:
     a_stream(a_cache(directory, Slow(["x" * 160], ["x" * 160])), limit=20).batch(0, 5)
 
 
+@pytest.mark.full
 def test_the_background_thread_does_not_keep_the_process_alive(tmp_path):
     code = f"from tests.data.test_stream import read_and_leave; read_and_leave({str(tmp_path)!r})"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=50, capture_output=True).returncode == 0

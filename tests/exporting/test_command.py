@@ -127,6 +127,7 @@ def test_more_new_tokens_than_a_cache_holds_are_refused(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.full
 def test_an_export_in_bfloat16_takes_half_the_space_and_is_known_without_a_manifest(model_dir, tmp_path):
     run, about = models.exported(model_dir, tmp_path / "half", precision="bfloat16", ids_only=True)
     assert about["precision"] == "bfloat16"

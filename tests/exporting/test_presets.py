@@ -17,6 +17,7 @@ from flash_tf.data.tokenizer import Tokenizer
 from flash_tf.layers import GLU, MixedChunkAttention, ResidualBlock
 from flash_tf.models import MODELS
 from flash_tf.models.language_model import LanguageModel
+from tests import tiers
 from tests.backends import to_numpy
 from tests.exporting import models
 from tests.numerics import FLOAT32, relative_error
@@ -116,7 +117,7 @@ def test_a_preset_takes_the_place_of_one_from_before_manifests_and_of_no_other_f
     assert runs.contents(tmp_path) == before | {"other/tokenizer.model": b"mine"}
 
 
-@pytest.mark.parametrize("mode", ["int8", "int4"])
+@pytest.mark.parametrize("mode", tiers.thinned(["int8", "int4"], "int8"))
 def test_a_quantized_model_is_the_same_after_two_saves_and_loads(mode, tmp_path):
     model = quantized(model_of("causal-flash"), mode)
     want = to_numpy(model(IDS))
@@ -128,6 +129,7 @@ def test_a_quantized_model_is_the_same_after_two_saves_and_loads(mode, tmp_path)
         type(model).from_preset(str(tmp_path / "preset"), dtype="bfloat16")
 
 
+@pytest.mark.full
 def test_quantized_layers_of_a_model_of_keras_are_the_same_after_two_saves_and_loads(tmp_path):
     inputs = keras.Input((None, 16))
     unit = {"key_dim": 8, "chunk_size": 4}

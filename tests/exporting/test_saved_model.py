@@ -12,7 +12,7 @@ from tests.numerics import FLOAT32, relative_error
 
 SECTIONS = models.sections()
 NAMES = [*SECTIONS, "masked-ids", "causal-ids"]
-KEPT = ("masked-flash", "causal-ids", "causal-flash_quad")
+KEPT = ("masked-flash", "causal-flash_quad")
 TEXTS = ["ab cde <mask> abc", "<mask>", "a b c d e f g h i j <mask> k l m n o p abc <mask> d"]
 PLAIN = [text.replace("<mask>", "fg") for text in TEXTS]
 IDS = np.random.default_rng(0).integers(4, 100, (3, 21)).astype("int32")

@@ -25,13 +25,14 @@ def test_prompts_of_different_lengths_are_continued_as_each_alone(kind):
     assert [len(row) for row in together] == [STEPS] * len(LENGTHS)
 
 
+@pytest.mark.full
 def test_a_prompt_is_continued_alike_whatever_it_is_padded_to():
     model, long = model_of("flash"), token_ids(1, 70)[0].tolist()  # to 96, where alone the others are to 32
     assert model.generate([*prompts(), long], STEPS)[:-1] == model.generate(prompts(), STEPS)
 
 
 @one_of_each_state
-@pytest.mark.parametrize("sampler", ["greedy", DRAWN], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("sampler", ["greedy", pytest.param(DRAWN, id="drawn", marks=pytest.mark.full)])
 def test_a_stream_yields_what_generate_returns(kind, sampler):
     model = model_of(kind)
     streamed = list(model.stream(prompts(), STEPS, sampler, seed=5))
@@ -62,6 +63,7 @@ def test_a_stop_token_ends_its_row_and_is_left_out(kind):
     assert rows == want
 
 
+@pytest.mark.full
 def test_a_stream_ends_with_its_last_row():
     model = model_of("flash")
     ((*_, stop),) = model.generate(prompts()[:1], 3)

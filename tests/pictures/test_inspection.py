@@ -13,6 +13,7 @@ from flash_tf.models.causal_lm import CausalLM
 from flash_tf.models.masked_lm import MaskedLM
 from flash_tf.pictures import inspection
 from flash_tf.pictures.formulas import array
+from tests import tiers
 from tests.numerics import FLOAT32, FLOAT64, relative_error
 
 VOCABULARY = 64
@@ -108,8 +109,8 @@ def test_dead_rows_are_those_of_live_queries_alone():
     assert inspection.distance(part) == 1
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("letters", [1, 60])
+@pytest.mark.parametrize("name", tiers.thinned(list(MODELS), "flash", "transformer"))
+@pytest.mark.parametrize("letters", tiers.thinned([1, 60], 60))
 def test_every_picture_is_drawn_whatever_the_tokens_and_their_number(name, letters):
     found = inspection.read(model(name), Letters(), ("abcdefghijkl" * 5)[:letters], longest=64, layers=[0])
     assert [one.name for one in found.pictures] == ["inspect_overview", "inspect_layer_00"]

@@ -40,6 +40,7 @@ def test_a_run_with_a_window_has_the_same_losses_to_the_bit_and_says_what_a_step
     assert len(profiles(folder / "profiled")) == 1 and not profiles(folder / "plain")
 
 
+@pytest.mark.full
 def test_a_run_that_is_stopped_in_its_window_profiles_the_rest_of_it_when_it_goes_on(folder):
     path, model_dir = str(folder / "config.yaml"), folder / "stopped"
     shown = runs.train(path, model_dir, WINDOW, stop_after=4)
@@ -75,6 +76,7 @@ def waits(shown):
     return [line for line in shown.splitlines() if "waiting for input" in line]
 
 
+@pytest.mark.full
 def test_a_run_that_waits_for_input_says_so_and_how_much(folder, monkeypatch):
     path = str(folder / "config.yaml")
     with slow_batches(monkeypatch):

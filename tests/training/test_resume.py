@@ -77,6 +77,7 @@ def test_a_signal_during_tokenising_ends_the_run_at_once_and_the_same_command_go
     assert "step 8/8" in runs.train(path, tmp_path / "run")
 
 
+@pytest.mark.full
 def test_a_signal_during_an_evaluation_saves_its_step_and_the_same_command_evaluates_it(tmp_path, monkeypatch):
     runs.corpus(tmp_path)
     path = runs.write(tmp_path)

@@ -32,6 +32,7 @@ def both_steps(path, folder):
     return [{name: x.numpy() for name, x in side.items()} for side in (tensors, real)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", tiers.thinned(VARIANTS, "masked_lm"))
 def test_the_step_on_tensors_leaves_what_the_training_step_leaves(tmp_path, name):
     model, scope = VARIANTS[name]
