@@ -1,12 +1,11 @@
 """What commands make of their options and of what they are told."""
 
 import argparse
-import math
 
 import pytest
 
 from flash_tf import commands
-from flash_tf.commands import generate, score
+from flash_tf.commands import generate
 from flash_tf.generation import GREEDY, BeamSearch, Sampler
 
 
@@ -34,8 +33,3 @@ def test_a_checkpoint_is_the_best_the_newest_or_one_by_its_step(capsys):
     with pytest.raises(SystemExit):
         parser.parse_args(["run", "--checkpoint", "first"])
     assert "--checkpoint: needs best, newest or the number of a step, got 'first'" in capsys.readouterr().err
-
-
-def test_perplexities_are_of_one_likelihood_by_token_and_by_word():
-    found = score._perplexities({"log_likelihood": -12.0, "tokens": 6, "words": 4})
-    assert found == {"perplexity": pytest.approx(math.exp(2)), "word_perplexity": pytest.approx(math.exp(3))}

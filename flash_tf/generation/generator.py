@@ -11,7 +11,7 @@ from flash_tf.generation.beam import BeamSearch
 from flash_tf.generation.decoding import cast_weights, continuation, decode_on
 from flash_tf.generation.samplers import GREEDY, Sampler
 
-FINEST = 32  # prompts are padded to a multiple of this or, if longer, to a multiple of 1/8 to 1/4 of their length
+FINEST = 32  # prompts are padded to a multiple of this, if they are not long
 FEW = 4  # tokens that `stream` chooses in one call of a program
 SAMPLERS = {"greedy": GREEDY, "sample": Sampler(), "beam": BeamSearch()}
 
@@ -132,8 +132,7 @@ class Generator:
                 f"{self._model.name} has learned positions for max_length={room} tokens,"
                 f" got a prompt of {longest} and max_new_tokens={max_new_tokens}"
             )
-        step = max(FINEST, 2 ** longest.bit_length() // 8)
-        width = min(-(-longest // step) * step, math.inf if room is None else room - max_new_tokens)
+        width = min(rounded_up(longest), math.inf if room is None else room - max_new_tokens)
         return np.array([np.pad(row, (0, width - len(row))) for row in rows], np.int32), np.array(lengths, np.int32)
 
     def _ids(self, name, given):
@@ -150,6 +149,12 @@ class Generator:
         if key not in self._programs:
             self._programs[key] = compiled(self._model, function, *arguments)
         return self._programs[key](*arguments)
+
+
+def rounded_up(tokens: int) -> int:
+    """One of few lengths: a multiple of `FINEST` or, for long texts, of 1/8 to 1/4 of their length."""
+    step = max(FINEST, 2 ** tokens.bit_length() // 8)
+    return -(-tokens // step) * step
 
 
 def compiled(model: keras.Model, function: Callable, *arguments) -> Callable:

@@ -66,8 +66,8 @@ def compilations(kind, dumped):
     before = count()
     steps(PROMPTS[1], 0)
     found["single steps"] = count() - before
-    reader, texts = scoring._Reader(model, 8 if model.grows else None), [np.arange(1, n) % 50 for n in (5, 30)]
-    twice("score", lambda prompts, seed: reader.log_likelihood(texts[seed]))
+    scorer, texts = scoring.Scorer(model, window=8 if model.grows else None), [np.arange(1, n) % 50 for n in (30, 28)]
+    twice("score", lambda prompts, seed: scorer.log_likelihoods([(texts[seed], 20)]))
     return found
 
 

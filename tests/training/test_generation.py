@@ -9,7 +9,7 @@ from keras import ops
 import flash_tf
 from flash_tf.generation import decoding
 from flash_tf.generation.generator import compiled
-from flash_tf.scoring import score
+from flash_tf.scoring import Scorer
 from flash_tf.training.restore import restore
 from tests import numerics
 from tests.backends import to_numpy
@@ -131,7 +131,7 @@ def test_a_document_of_any_length_scores_as_in_one_pass(trained):
     model, tokenizer, _, folder = trained
     text = (folder.parent / "validation.txt").read_text()
     documents = [text[:40], text, " ".join([text] * 4)]
-    found = list(score(model, tokenizer, documents, 256))
+    found = list(Scorer(model).documents(documents))
     for row, document in zip(found, documents, strict=True):
         total, tokens = whole(model, tokenizer, document)
         assert (row["tokens"], row["words"]) == (tokens, len(document.split()))
@@ -144,7 +144,7 @@ def test_a_document_of_any_length_scores_as_in_one_pass(trained):
 def test_a_model_with_a_cache_scores_in_windows_of_its_training(name, tmp_path):
     run = restore(str(train(tmp_path, MIXERS[name], 1)))
     text = " ".join([(tmp_path / "validation.txt").read_text()] * 2)
-    (row,) = score(run.model, run.tokenizer, [text], 256)
+    (row,) = Scorer(run.model, window=256).documents([text])
     total, tokens = whole(run.model, run.tokenizer, text, 256)
     assert row["tokens"] == tokens > 512
     assert row["log_likelihood"] == pytest.approx(total, rel=numerics.FLOAT32)
@@ -160,7 +160,7 @@ def test_the_commands_say_what_the_functions_give(trained, tmp_path):
     file.write_text("\n".join((folder.parent / "validation.txt").read_text().splitlines()[:3]))
     status, out, _ = runs.command(tmp_path, "score", folder, file, "--documents", "line", "--json")
     found = json.loads(out)
-    rows = list(score(model, tokenizer, file.read_text().splitlines(), 256))
+    rows = list(Scorer(model).documents(file.read_text().splitlines()))
     assert [row["tokens"] for row in found["documents"]] == [row["tokens"] for row in rows]
     total = sum(row["log_likelihood"] for row in rows)
     assert found["total"]["log_likelihood"] == pytest.approx(total, rel=numerics.FLOAT32)
@@ -168,3 +168,20 @@ def test_the_commands_say_what_the_functions_give(trained, tmp_path):
     assert (status, out) == (1, "") and f"score needs a text file, and there is no '{tmp_path}'" in err
     words = sum(row["words"] for row in rows)
     assert found["total"]["word_perplexity"] == pytest.approx(np.exp(-total / words), rel=1e-3)
+
+
+def test_the_command_scores_continuations_of_prefixes(trained, tmp_path):
+    model, _, _, folder = trained
+    words = (folder.parent / "validation.txt").read_text().split()
+    prompt = " ".join(words[:3])
+    greedy = model.generate(prompt, 4).removeprefix(prompt)
+    pairs = [(prompt, " " + words[3]), (f"{prompt} ", words[3]), (prompt, greedy), ("", words[0])]
+    file = tmp_path / "pairs.jsonl"
+    file.write_text("".join(json.dumps({"prefix": a, "continuation": b}) + "\n" for a, b in pairs))
+    status, out, _ = runs.command(tmp_path, "score", folder, file, "--conditional", "--json")
+    found, rows = json.loads(out), Scorer(model).continuations(pairs)
+    for row, other in zip(found["continuations"], rows, strict=True):
+        assert row == {**other, "log_likelihood": pytest.approx(other["log_likelihood"], rel=numerics.FLOAT32)}
+    assert rows[0] == rows[1]
+    assert found["total"]["continuations"] == 4
+    assert found["total"]["greedy"] == sum(row["greedy"] for row in rows)

@@ -9,7 +9,7 @@ import math
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Literal
 
@@ -220,6 +220,18 @@ def _value(path: str, offset: int, text: str, key: str) -> str:
     if not isinstance(record[key], str):
         raise ValueError(f"{_place(path, offset)} needs a string under {key!r}, got {record[key]!r}")
     return record[key].encode("utf-8", "replace").decode()  # half a surrogate pair becomes "?"
+
+
+def json_lines(path: str, keys: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """The strings under `keys` of each line of a file; blank lines are left out.
+
+    Raises:
+      ValueError: A line is no JSON object with these strings. The message names the line.
+      OSError: The file cannot be read.
+    """
+    for offset, line in _documents(Span(path, 0, math.inf), BEGINS["line"]):
+        if (text := _decode(path, offset, line)).strip():
+            yield tuple(_value(path, offset, text, key) for key in keys)
 
 
 def _place(path: str, offset: int) -> str:
