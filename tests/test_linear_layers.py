@@ -8,6 +8,7 @@ import pytest
 from keras import ops
 
 from flash_tf.layers import GatedLinearAttention, LinearAttention, Retention
+from tests import tiers
 from tests.backends import to_numpy
 from tests.contracts.test_mixers import B, D, N, built, normal, outputs
 from tests.numerics import FLOAT32, relative_error
@@ -24,6 +25,7 @@ def named(layer, name):
     return to_numpy(getattr(layer, name).kernel.value)
 
 
+@tiers.full_on_jax
 def test_parameters_are_as_many_as_the_papers_have():
     d = 1024
     assert parameters(LinearAttention(heads=16), d) == 4 * d * d + 4 * d  # as in self-attention
@@ -63,6 +65,7 @@ def test_retention_is_the_authors_with_channels_in_another_order():
     assert relative_error(outputs(layer, x), want) < FLOAT32
 
 
+@tiers.full_on_jax
 def test_the_authors_normalisation_of_retention_is_undone_by_its_norm():
     # Rows divided by any positive number are the same after the norm, but for its epsilon.
     layer, x = built(Retention, {"heads": H}), normal(B, N, D)
@@ -93,6 +96,7 @@ def test_gates_of_a_head_and_its_values_norm_are_those_of_the_formula():
     assert relative_error(outputs(layer, x), want) < FLOAT32
 
 
+@tiers.full_on_jax
 def test_log_decays_are_float32_in_layers_of_bfloat16():
     for cls in (GatedLinearAttention, Retention):
         layer = built(cls, {"heads": H}, "bfloat16")

@@ -11,6 +11,7 @@ from flash_tf.layers.random_features import orthogonal_normal
 from flash_tf.models import MODELS
 from kernels_xla.common.random_features import random_features
 from kernels_xla.linear_attention import linear_attention
+from tests import tiers
 from tests.backends import compiled, differentiate, tensors, to_numpy, value_and_gradients
 from tests.contracts.test_mixers import B, D, N, built, normal, outputs
 from tests.numerics import BFLOAT16, FLOAT32, FLOAT64, RANDOM_FEATURES, masks, real_tokens, relative_error
@@ -93,6 +94,7 @@ def test_directions_are_weights_that_are_not_trained_and_the_same_in_every_layer
     assert np.array_equal(outputs(again, x), outputs(layers[0], x))
 
 
+@tiers.full_on_jax
 def test_decoding_in_bfloat16_takes_the_directions_that_training_takes():
     mixer = {"type": "linear_attention", **FAVOR, "rotary": False}
     sizes = {"vocabulary_size": 50, "width": D, "depth": 1, "feedforward": {"type": "glu"}}

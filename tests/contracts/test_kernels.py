@@ -291,6 +291,7 @@ def test_a_stream_in_random_pieces_equals_the_whole(spec, case, dtype):
         assert relative_error(np.concatenate(outs, axis=1), want) < bound, seed
 
 
+@tiers.full_on_jax
 @each_stream
 def test_rows_of_a_stream_take_different_numbers_of_tokens(spec, case):
     arrays, rng = inputs(spec), np.random.default_rng(3)

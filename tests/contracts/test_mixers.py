@@ -245,6 +245,7 @@ def chosen_alike(layer, exact, x):
     return to_numpy(exact.leave(exact.spec.fast(**wide, **exact.case), rest))
 
 
+@tiers.full_on_jax
 @each_plain_layer
 @pytest.mark.parametrize("policy", tiers.thinned(["float32", "bfloat16", "mixed_bfloat16"], "mixed_bfloat16"))
 def test_the_dtype_policy_decides_the_dtypes_of_weights_and_output(cls, policy):

@@ -14,6 +14,7 @@ from flash_tf.models import MODELS
 from flash_tf.models.classifier import Classifier
 from flash_tf.models.language_model import LanguageModel
 from flash_tf.models.matcher import Matcher
+from tests import tiers
 from tests.backends import to_numpy
 from tests.numerics import BFLOAT16_LAYER, FLOAT32, relative_error
 
@@ -96,6 +97,7 @@ def other_norm(kind):
     return "layer_norm" if signature(kind)["norm"].default == "scale_norm" else "scale_norm"
 
 
+@tiers.full_on_jax
 @each_model
 def test_every_option_is_in_the_config_and_survives_a_round_trip(kind):
     options = {**SMALL, **needed(kind), **CHANGED, "norm": other_norm(kind)}
@@ -181,6 +183,7 @@ def test_blocks_are_computed_again_from_the_first_on():
     assert none > one > three
 
 
+@tiers.full_on_jax
 @each_model
 @each_position
 def test_padding_on_the_right_equals_a_shorter_text(kind, positions):
@@ -192,6 +195,7 @@ def test_padding_on_the_right_equals_a_shorter_text(kind, positions):
         assert relative_error(got[[row]] if got.ndim == 2 else got[[row], :m], want) < FLOAT32
 
 
+@tiers.full_on_jax
 @each_model
 def test_learned_positions_refuse_a_longer_sequence(kind):
     model = model_of(kind, position_embedding="learned", max_length=N)

@@ -10,6 +10,7 @@ from keras import ops
 from flash_tf.generation import decode, greedy
 from flash_tf.models.causal_lm import CausalLM
 from flash_tf.models.masked_lm import MaskedLM
+from tests import tiers
 from tests.backends import compiled, to_numpy
 from tests.contracts.test_streams import B, C, V, begun, model_of, one_of_each_state, token_ids
 from tests.numerics import FLOAT32, relative_error
@@ -33,7 +34,7 @@ def prefilled(model, ids, **options):
 
 
 @one_of_each_state
-@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("rows", tiers.thinned([1, 2], 2))
 def test_greedy_decoding_equals_reading_the_text_anew_for_each_token(kind, rows):
     model, ids = model_of(kind), token_ids(rows, 19)
     want = continued(model, ids, STEPS)
@@ -91,6 +92,7 @@ def test_decoding_leaves_the_weights_as_they_are():
     assert keras.backend.standardize_dtype(model(ids).dtype) == "bfloat16"
 
 
+@tiers.full_on_jax
 def test_bad_arguments_are_named():
     model = model_of("flash")
     with pytest.raises(ValueError, match="steps >= 1, got 0"):
@@ -120,6 +122,7 @@ def test_a_state_of_another_model_is_named(other, message):
         model.extend(token_ids(B, 1), state)
 
 
+@tiers.full_on_jax
 @pytest.mark.parametrize(
     "mixer",
     [
