@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import yaml
 
 from flash_tf import config_merge, renamed
-from flash_tf.registry import check_options, hint
+from flash_tf.registry import check_options, fits, hint
 
 FOLDER = Path(__file__).parent / "configs"
 
@@ -22,13 +22,27 @@ def _positive(config, where, *fields):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenizerConfig:
+    """A tokenizer that is trained on the training split, of the model's vocabulary size."""
+
+    train: Literal["unigram", "bpe", "word"] = "unigram"  # SentencePiece's; of bytes, as GPT-2's; whole words
+    byte_fallback: bool = False  # for bpe: of characters, which spells rare ones by bytes, as Llama's
+
+    def __post_init__(self):
+        if self.byte_fallback and self.train != "bpe":
+            raise ValueError(f"data.tokenizer.byte_fallback belongs to train: bpe, got train: {self.train}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """The text, its tokens and their windows."""
 
     source: dict  # `type` names a file in flash_tf/data/sources; the rest are its options
     sequence_length: int = 512
     packing: Literal["concatenate", "documents"] = "concatenate"  # as in the papers; or documents apart, by segment_ids
-    tokenizer: str | None = None  # a SentencePiece model; null trains one on the source, of the model's vocabulary size
+    tokenizer: str | TokenizerConfig | None = (
+        None  # a file, a run or a preset; or how to train one; null: a unigram one
+    )
     whitespace: Literal["collapse", "keep"] = "collapse"  # of a tokenizer that is trained; a given one has its own
     cache: str | None = None  # the folder of the tokens; null: in the model directory
 
@@ -253,7 +267,7 @@ def from_mapping(cls: type, values: Any, *, where: str) -> Any:
     hints, built = get_type_hints(cls), {}
     for name, value in values.items():
         nested = _dataclass_in(hints.get(name))
-        if nested is not None and value is not None and not isinstance(value, nested):
+        if nested is not None and not fits(value, hints[name]):
             value = from_mapping(nested, value, where=f"{where}: {name}")
         if isinstance(value, str) and float in (hints.get(name), *get_args(hints.get(name))) and _is_number(value):
             raise ValueError(

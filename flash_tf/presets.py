@@ -1,4 +1,4 @@
-"""Presets: a model as a folder with `config.json`, `model.weights.h5` and, if it has one, `tokenizer.model`."""
+"""Presets: a model as a folder with `config.json`, `model.weights.h5` and, if it has one, its tokenizer's file."""
 
 import importlib
 import json
@@ -11,7 +11,8 @@ import keras
 from flash_tf import owned_files
 
 WRITER = "save_to_preset"
-CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.weights.h5", "tokenizer.model"
+CONFIG, WEIGHTS = "config.json", "model.weights.h5"
+TOKENIZERS = "tokenizer.model", "tokenizer.json"  # of SentencePiece, and of Hugging Face's `tokenizers`
 KEPT = ("module", "class_name", "config", "registered_name")  # of a serialized model
 
 
@@ -26,7 +27,7 @@ def save(model: keras.Model, directory: str) -> None:
     with owned_files.replacing(str(directory), WRITER, _older) as folder:
         model.save_weights(folder / WEIGHTS)
         if model.tokenizer is not None:
-            model.tokenizer.save(str(folder / TOKENIZER))
+            model.tokenizer.save(str(folder / model.tokenizer.file))
         whole = keras.saving.serialize_keras_object(model)
         kept = {name: whole[name] for name in KEPT}
         (folder / CONFIG).write_text(json.dumps({**kept, "keras_version": keras.__version__}, indent=2) + "\n")
@@ -35,7 +36,7 @@ def save(model: keras.Model, directory: str) -> None:
 def _older(folder):
     """The files of a preset from before there were manifests, which its config tells: no other has these keys."""
     found = owned_files.json_of(f"{folder}/{CONFIG}")
-    return (CONFIG, WEIGHTS, TOKENIZER) if found.keys() == {*KEPT, "keras_version"} else ()
+    return (CONFIG, WEIGHTS, TOKENIZERS[0]) if found.keys() == {*KEPT, "keras_version"} else ()
 
 
 def load(cls: type, directory: str, options: dict) -> keras.Model:
@@ -69,19 +70,25 @@ def load(cls: type, directory: str, options: dict) -> keras.Model:
     except (OSError, KeyError, ValueError) as error:
         line = " ".join(str(error).partition("List of objects")[0].split())
         raise ValueError(f"{folder / WEIGHTS} is damaged, or does not belong to {CONFIG}: {line}") from error
-    model.tokenizer = read_tokenizer(directory)
+    model.tokenizer = read_tokenizer(directory, model.vocabulary_size)
     return model
 
 
-def read_tokenizer(directory: str) -> Any:
+def read_tokenizer(directory: str, vocabulary_size: int) -> Any:
     """The tokenizer in a folder, or None if it has none. Where the packages that run it are missing, it warns."""
-    path = Path(directory, TOKENIZER)
-    if not path.is_file():
+    path = next((path for name in TOKENIZERS if (path := Path(directory, name)).is_file()), None)
+    if path is None:
         return None
     try:  # by name: models know no data
-        tokenizer = importlib.import_module("flash_tf.data.tokenizer").Tokenizer
+        return _load_tokenizer(importlib.import_module("flash_tf.data.tokenizers").load, str(path), vocabulary_size)
     except ModuleNotFoundError as error:
         line = f"{directory}: the model takes only token ids: its tokenizer needs 'flash-tf[tensorflow]' ({error})"
         warnings.warn(line, stacklevel=2)
         return None
-    return tokenizer.load(str(path))
+
+
+def _load_tokenizer(load, path, vocabulary_size):
+    try:
+        return load(path, vocabulary_size)
+    except ValueError:  # one that somebody gave the model need not fit
+        return load(path)

@@ -15,7 +15,6 @@ from flash_tf.compiling.programs import Experiment, TokenIds
 from flash_tf.config import Config
 from flash_tf.data.tokenizer import Tokenizer
 from flash_tf.training import modelling, run_directory
-from flash_tf.training.restore import check_vocabulary
 from flash_tf.training.trainer import COLUMNS
 
 CHECK_LENGTH, CHECK_STEPS = 1024, 3
@@ -38,12 +37,12 @@ def resolve(config: Config) -> tuple[Config, Tokenizer | TokenIds]:
     if config.init_from is not None:
         raise ValueError("an exported step starts from new weights: init_from needs `flash-tf train`")
     needed, path = config.model["vocabulary_size"], config.data.tokenizer
-    if path is not None:
-        tokenizer = Tokenizer.load(path)
-        check_vocabulary(tokenizer, needed, path)
-        return config, tokenizer
+    if isinstance(path, str):
+        return config, Tokenizer.load(path, needed)
     if config.masking is not None and config.masking.whole_words:
-        raise ValueError("masking.whole_words needs data.tokenizer: the tokenizer decides which pieces begin a word")
+        raise ValueError(
+            "masking.whole_words needs data.tokenizer as a file: the tokenizer decides which pieces begin a word"
+        )
     return config, TokenIds(needed)
 
 
@@ -101,8 +100,8 @@ def _write(name, experiment, folder, check_size, decoded, report):
     gc.collect()  # the graph of a large model is as big as its weights, and refers to itself
 
     (folder / CONFIG).write_text(configs.dump(config))
-    if config.data.tokenizer is not None:
-        tokenizer.save(str(folder / TOKENIZER))
+    if isinstance(config.data.tokenizer, str):
+        tokenizer.save(str(folder / tokenizer.file))
     manifest = Manifest(
         name=name,
         config=configs.to_mapping(config),

@@ -3,10 +3,9 @@
 from typing import NamedTuple
 
 import tensorflow as tf
-import tensorflow_text
 
-from flash_tf.data import visible
 from flash_tf.data.tokenizer import MASK, Tokenizer
+from flash_tf.exporting.graph_tokenizers import graph_tokenizer
 
 
 class TextBatch(NamedTuple):
@@ -31,7 +30,7 @@ def checked(x: tf.Tensor, *needs: tuple) -> tf.Tensor:
         return tf.identity(x)
 
 
-class IdReader:
+class IdReader(tf.Module):
     """Reads ids that are padded on the right with `pad_id`.
 
     Args:
@@ -42,6 +41,7 @@ class IdReader:
     spec = tf.TensorSpec([None, None], tf.int32, "ids")
 
     def __init__(self, tokenizer: Tokenizer, longest: int):
+        super().__init__()
         self._size, self._pad, self._longest = tokenizer.vocabulary_size, tokenizer.pad_id, longest
 
     def read(self, ids: tf.Tensor) -> TextBatch:
@@ -83,32 +83,24 @@ class TextReader(IdReader):
 
     Args:
       tokenizer: The model's tokenizer.
-      model: The bytes of the tokenizer's file.
       longest: The most tokens of a text.
     """
 
     spec = tf.TensorSpec([None], tf.string, "text")
-    CHUNK = r"(?s)(.{512}.{511}.*?[^▁][ \n])"  # `Tokenizer.encode` cuts here too; RE2 repeats at most a thousand times
-    CUT = "\0flash-tf\0"  # between chunks; no meaningful text has it
 
-    def __init__(self, tokenizer: Tokenizer, model: bytes, longest: int):
+    def __init__(self, tokenizer: Tokenizer, longest: int):
         super().__init__(tokenizer, longest)
-        self._fast = tensorflow_text.FastSentencepieceTokenizer(model)
-        self._mask, self._unknown, self._special = tokenizer.mask_id, tokenizer.unk_id, tokenizer.special_ids
+        self._graph = graph_tokenizer(tokenizer)
+        self._mask = tokenizer.mask_id
         self._pieces = [tokenizer.piece(i) for i in range(tokenizer.vocabulary_size)]
-        self._spelled, self._keep = tokenizer.spelled, tokenizer.keeps_whitespace
 
     def read(self, text: tf.Tensor, masks: bool = False) -> TextBatch:
         """Reads texts `[b]`. With `masks` each literal `<mask>` is a mask, else it is ordinary text."""
-        if self._keep:
-            text = tf.strings.regex_replace(visible.visible(text), f"▁{MASK}", MASK) if masks else visible.visible(text)
-        between = tf.strings.split(text, MASK) if masks else tf.RaggedTensor.from_tensor(text[:, None])
-        chunk, cut = ("▁", f"{self.CUT}▁") if self._keep else (self.CHUNK, rf"\1{self.CUT}")
-        chunks = tf.strings.split(tf.strings.regex_replace(between.flat_values, chunk, cut), self.CUT)
-        ids = self._fast.tokenize(chunks.flat_values)
-        special = tf.reduce_any([ids.flat_values == i for i in self._special], axis=0)
-        values = tf.where(special, self._unknown, ids.flat_values)
-        ids = tf.RaggedTensor.from_row_splits(values, tf.gather(ids.row_splits, chunks.row_splits))  # ids between masks
+        text = self._graph.prepared(text)
+        between = tf.RaggedTensor.from_tensor(text[:, None])
+        if masks:
+            between = tf.strings.split(self._graph.masked(text), MASK)
+        ids = self._graph.encode(between.flat_values)  # between masks
         opened = tf.concat([tf.fill([ids.nrows(), 1], self._mask), ids], axis=1)
         whole = tf.RaggedTensor.from_row_splits(opened.flat_values, tf.gather(opened.row_splits, between.row_splits))
         whole = whole[:, 1:]  # without the mask before a text
@@ -117,10 +109,7 @@ class TextReader(IdReader):
 
     def write(self, ids: tf.Tensor) -> tf.Tensor:
         """Ids `[..., n]` -> texts `[...]`."""
-        spelled = tf.strings.reduce_join(tf.gather(tf.constant(self._spelled), ids), axis=-1)
-        if self._keep:
-            return tf.reshape(visible.restored(tf.reshape(spelled, [-1])), tf.shape(spelled))
-        return tf.strings.strip(tf.strings.regex_replace(spelled, "▁", " "))
+        return self._graph.decode(ids)
 
     def pieces(self, ids: tf.Tensor) -> tf.Tensor:
         """The piece of each id, in the spelling of the vocabulary."""

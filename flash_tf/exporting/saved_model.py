@@ -91,7 +91,7 @@ def served(run: Trained, options: Options) -> Served:
     model = in_precision(run.model, options.precision or run.config.train.precision)
     reader = IdReader(run.tokenizer, limits.longest)
     if not options.ids_only:
-        reader = TextReader(run.tokenizer, run.tokenizer.model, limits.longest)
+        reader = TextReader(run.tokenizer, limits.longest)
     made = (ServedCausalLM if model.causal else ServedMaskedLM)(model, run.tokenizer, reader, limits)
     if "generate" in made.endpoints() and made.bounded and limits.new_tokens >= limits.longest:
         raise ValueError(
@@ -132,10 +132,12 @@ def _write(run, folder, options, report):
     extra.mkdir()
     (extra / run_directory.CONFIG).write_text(configs.dump(run.config))
     (extra / run_directory.VERSIONS).write_text(json.dumps(run_directory.versions(), indent=2) + "\n")
-    run.tokenizer.save(str(extra / run_directory.TOKENIZER))
+    run.tokenizer.save(str(extra / run.tokenizer.file))
     if options.lite:
         report("converting to TensorFlow Lite")
-        (folder / LITE).write_bytes(lite.convert(served(run, dataclasses.replace(options, precision="float32"))))
+        (folder / LITE).write_bytes(
+            lite.convert(served(run, dataclasses.replace(options, precision="float32", ids_only=True)))
+        )
     about = _about(run, made, options, signatures)
     files = (path for path in folder.rglob("*") if path.is_file())
     about["files"] = sorted([f"{EXTRA}/{ABOUT}", *(str(path.relative_to(folder)) for path in files)])
@@ -145,7 +147,7 @@ def _write(run, folder, options, report):
 
 def _about(run, made, options, signatures):
     tokenizer, source = run.tokenizer, run.config.data
-    if source.tokenizer is None:
+    if not isinstance(source.tokenizer, str):
         came_from = f"trained on the training split of {source.source['type']}: its text decides the licence"
     else:
         came_from = f"not stated; the vocabulary is {source.tokenizer}"

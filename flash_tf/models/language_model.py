@@ -315,11 +315,11 @@ class LanguageModel(keras.Model):
     def save_assets(self, directory: str) -> None:
         """Writes the tokenizer, if there is one, beside the weights: Keras calls it for a `.keras` file."""
         if self.tokenizer is not None:
-            self.tokenizer.save(f"{directory}/{presets.TOKENIZER}")
+            self.tokenizer.save(f"{directory}/{self.tokenizer.file}")
 
     def load_assets(self, directory: str | None) -> None:
         """Reads what `save_assets` wrote."""
-        self.tokenizer = None if directory is None else presets.read_tokenizer(directory)
+        self.tokenizer = None if directory is None else presets.read_tokenizer(directory, self.vocabulary_size)
 
     def save_to_preset(self, directory: str) -> None:
         """Writes the model, and its tokenizer if it has one, to a folder; see `flash_tf.presets`."""

@@ -12,7 +12,12 @@ from typing import Any
 import numpy as np
 import yaml
 
-METRICS, EVALUATIONS, CONFIG, TOKENIZER = "metrics.jsonl", "evaluations.jsonl", "config.yaml", "tokenizer.model"
+METRICS, EVALUATIONS, CONFIG, TOKENIZERS = (
+    "metrics.jsonl",
+    "evaluations.jsonl",
+    "config.yaml",
+    ("tokenizer.model", "tokenizer.json"),
+)
 TASKS = {"masked_lm": "masked language model", "causal_lm": "causal language model"}
 
 
@@ -203,11 +208,12 @@ def _section(config, name):
 
 
 def _task(folder, config):
-    model, place = _section(config, "model"), f"{folder}/{TOKENIZER}"
+    model = _section(config, "model")
+    place = next((path for name in TOKENIZERS if _exists(path := f"{folder}/{name}")), None)
     return Task(
         model=model.get("type"),
         vocabulary_size=model.get("vocabulary_size"),
-        tokenizer=hashlib.sha256(_bytes(place)).hexdigest()[:8] if _exists(place) else None,
+        tokenizer=hashlib.sha256(_bytes(place)).hexdigest()[:8] if place else None,
         masked=_section(config, "masking").get("rate"),
     )
 

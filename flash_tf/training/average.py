@@ -53,7 +53,7 @@ def average(model_dir: str, last: int, out: str, report: Callable[[str], None]) 
     with owned_files.replacing(out, WRITER, _older) as folder:
         notes = {"step": steps[0], "tokenizer": tokenizer.fingerprint, "average_of": steps}
         Checkpoints(f"{folder}/checkpoints").save({name: v.value for name, v in variables.items()}, notes)
-        tokenizer.save(f"{folder}/{run_directory.TOKENIZER}")
+        tokenizer.save(f"{folder}/{tokenizer.file}")
         Path(folder, run_directory.CONFIG).write_text(configs.dump(config))
     return steps
 

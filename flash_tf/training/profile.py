@@ -108,7 +108,7 @@ def _cut_short(config, model_dir, steps, per_loop):
     data = config.data
     if model_dir is not None:
         tokens = data.cache or f"{os.path.abspath(model_dir)}/tokens"
-        data = dataclasses.replace(data, tokenizer=f"{model_dir}/{run_directory.TOKENIZER}", cache=tokens)
+        data = dataclasses.replace(data, tokenizer=model_dir, cache=tokens)
         config = dataclasses.replace(config, init_from=None)
     return dataclasses.replace(config, train=train, data=data, profile=None)
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from flash_tf import presets
 from flash_tf.config import Config
+from flash_tf.data import tokenizers
 from flash_tf.data.tokenizer import Tokenizer
 from flash_tf.models.language_model import LanguageModel
 from flash_tf.training import modelling, run_directory
@@ -86,24 +87,14 @@ def _order(checkpoints, steps, wanted):
 
 def load_tokenizer(config: Config, model_dir: str) -> Tokenizer:
     """The tokenizer in a model directory."""
-    path = f"{model_dir}/{run_directory.TOKENIZER}"
-    tokenizer = Tokenizer.load(path)
-    check_vocabulary(tokenizer, config.model["vocabulary_size"], path)
-    return tokenizer
+    return Tokenizer.load(
+        tokenizers.find(model_dir) or f"{model_dir}/{tokenizers.TOKENIZERS[0]}", config.model["vocabulary_size"]
+    )
 
 
 def check_tokenizer(tokenizer: Tokenizer, notes: dict, model_dir: str) -> None:
     """Raises a ValueError unless the tokenizer is the one that a checkpoint's notes name. Old notes name none."""
     if notes.get("tokenizer", tokenizer.fingerprint) != tokenizer.fingerprint:
         raise ValueError(
-            f"{model_dir}/{run_directory.TOKENIZER} is another tokenizer than the run was trained with: "
-            "put the run's own back"
-        )
-
-
-def check_vocabulary(tokenizer: Tokenizer, needed: int, where: str) -> None:
-    """Raises a ValueError unless the tokenizer has as many pieces as the model's vocabulary."""
-    if tokenizer.vocabulary_size != needed:
-        raise ValueError(
-            f"model.vocabulary_size is {needed}, but the tokenizer {where} has {tokenizer.vocabulary_size} pieces"
+            f"{model_dir}/{tokenizer.file} is another tokenizer than the run was trained with: put the run's own back"
         )

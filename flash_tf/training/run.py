@@ -10,7 +10,8 @@ import keras
 import orbit
 import tensorflow as tf
 
-from flash_tf.config import Config
+from flash_tf.config import Config, TokenizerConfig
+from flash_tf.data import tokenizers
 from flash_tf.data.sources import SOURCES
 from flash_tf.data.stream import WindowStream
 from flash_tf.data.token_cache import TokenCache
@@ -21,8 +22,7 @@ from flash_tf.training.evaluator import per_replica
 from flash_tf.training.objective import OBJECTIVES
 from flash_tf.training.optimizer import AdamW
 from flash_tf.training.progress import Progress
-from flash_tf.training.restore import check_tokenizer, check_vocabulary, load_tokenizer, starting_model
-from flash_tf.training.run_directory import TOKENIZER
+from flash_tf.training.restore import check_tokenizer, load_tokenizer, starting_model
 from flash_tf.training.strategy import is_chief
 from flash_tf.training.trainer import Trainer, TrainStep, uses_xla
 
@@ -250,24 +250,32 @@ def make_tokenizer(config: Config, model_dir: str, *, chief: bool, report: Calla
     Raises:
       ValueError: Its size is not the model's vocabulary size, or the chief did not make it in time.
     """
-    path = f"{model_dir}/{TOKENIZER}"
-    needed = config.model["vocabulary_size"]
-    if not tf.io.gfile.exists(path) and chief:
-        given = config.data.tokenizer or (config.init_from and f"{config.init_from}/{TOKENIZER}")
-        if given is not None:
-            tokenizer = Tokenizer.load(given)
-            check_vocabulary(tokenizer, needed, given)
-        else:
-            report(f"training a tokenizer of {needed:,} pieces on the training split")
-            tokenizer = Tokenizer.train(_documents(config), needed, config.data.whitespace)
+    if tokenizers.find(model_dir) is None and chief:
+        tokenizer = _new_tokenizer(config, report)
+        path = f"{model_dir}/{tokenizer.file}"
         tokenizer.save(f"{path}.partial")
         tf.io.gfile.rename(f"{path}.partial", path, overwrite=True)
     deadline = time.monotonic() + WAIT
-    while not tf.io.gfile.exists(path):
+    while tokenizers.find(model_dir) is None:
         if time.monotonic() > deadline:
-            raise ValueError(f"worker 0 did not write {path} within {WAIT} s: is it running with this folder?")
+            raise ValueError(
+                f"worker 0 did not write a tokenizer to {model_dir} within {WAIT} s: is it running with this folder?"
+            )
         time.sleep(1)
     return load_tokenizer(config, model_dir)
+
+
+def _new_tokenizer(config, report):
+    """The config's tokenizer or `init_from`'s, else a new one."""
+    data, needed = config.data, config.model["vocabulary_size"]
+    trained = TokenizerConfig() if data.tokenizer is None else data.tokenizer
+    given = data.tokenizer or config.init_from
+    if isinstance(given, str):
+        return Tokenizer.load(given, needed)
+    report(
+        f"training a tokenizer of {needed:,} {'words' if trained.train == 'word' else 'pieces'} on the training split"
+    )
+    return Tokenizer.train(_documents(config), needed, data.whitespace, trained.train, trained.byte_fallback)
 
 
 def _documents(config):

@@ -13,9 +13,10 @@ import yaml
 from flash_tf import config as configs
 from flash_tf import config_merge
 from flash_tf.data.sources import SOURCES
+from flash_tf.presets import TOKENIZERS
 
 CONFIG, METRICS, EVALUATIONS, VERSIONS = "config.yaml", "metrics.jsonl", "evaluations.jsonl", "versions.json"
-TOKENIZER, RUN = "tokenizer.model", "run.json"
+RUN = "run.json"
 PACKAGES = ("flash-tf", "tensorflow", "keras", "tensorflow-text", "tensorflow-datasets", "tf-models-official", "numpy")
 MAY_CHANGE = (  # options that may differ between two starts of one run
     "train.steps_per_loop",
@@ -67,8 +68,9 @@ def claim(model_dir: str, config: configs.Config, extends: bool = False) -> None
         return
     tf.io.gfile.makedirs(model_dir)
     _write(f"{model_dir}/{RUN}", "{}\n")
-    if tf.io.gfile.exists(f"{model_dir}/{TOKENIZER}"):
-        tf.io.gfile.remove(f"{model_dir}/{TOKENIZER}")  # a first try left it, perhaps from other text
+    for name in TOKENIZERS:
+        if tf.io.gfile.exists(f"{model_dir}/{name}"):
+            tf.io.gfile.remove(f"{model_dir}/{name}")  # a first try left it, perhaps from other text
 
 
 @contextlib.contextmanager
@@ -110,7 +112,7 @@ def _run(model_dir):
         if not tf.io.gfile.exists(f"{model_dir}/{CONFIG}"):
             raise ValueError(f"{model_dir} has checkpoints or records but no {CONFIG}: use another --model-dir")
         return {"config": configs.to_mapping(load_config(model_dir))}
-    for name in (CONFIG, TOKENIZER):
+    for name in (CONFIG, *TOKENIZERS):
         if tf.io.gfile.exists(f"{model_dir}/{name}"):
             raise ValueError(f"{model_dir} has a {name} that no run wrote: use another --model-dir")
     return {}

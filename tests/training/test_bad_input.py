@@ -122,7 +122,7 @@ def test_a_tokenizer_of_another_vocabulary_is_refused_with_both_sizes(folder):
     text = (folder / "train.txt").read_text().splitlines()
     Tokenizer.train(iter(text), 80).save(str(folder / "small.model"))
     line = one_line(train(folder, f"data.tokenizer={folder}/small.model"))
-    assert f"model.vocabulary_size is 100, but the tokenizer {folder}/small.model has 80 pieces" in line
+    assert f"model.vocabulary_size is 100, but tokenizer model {folder}/small.model has 80 pieces" in line
 
 
 def test_text_that_is_none_is_refused_by_the_name_of_its_file_and_the_place_in_it(folder):
