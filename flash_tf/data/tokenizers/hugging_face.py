@@ -1,4 +1,4 @@
-"""Any `tokenizer.json` of Hugging Face's `tokenizers`, such as those of Llama, Mistral and BERT."""
+"""Any `tokenizer.json` of Hugging Face's `tokenizers`, such as Llama's, Mistral's and BERT's."""
 
 import json
 from collections.abc import Iterable
@@ -75,7 +75,7 @@ class HuggingFace(Tokenizer):
 
 
 def parsed(data: bytes, where: str) -> dict[str, Any]:
-    """The content of a file; ValueError unless it can be that of a `tokenizer.json`."""
+    """The content of a file; ValueError unless it can be a `tokenizer.json`."""
     try:
         spec = json.loads(data)
     except ValueError as error:
