@@ -123,7 +123,7 @@ def _loss(model, weights, fixed, batch):
     with keras.StatelessScope(state_mapping=variables):
         x = model.encode(**batch["inputs"], training=True)
         labels = ops.reshape(batch["labels"], (-1,))
-        head = model.embedding.embeddings.value, None if model.output_bias is None else model.output_bias.value
+        head = model.head_weights, None if model.output_bias is None else model.output_bias.value
         loss = cross_entropy(ops.reshape(x, (-1, model.width)), *head, labels, ops.ones(labels.shape))
     return loss / labels.shape[0]
 

@@ -3,6 +3,7 @@
 import importlib
 import json
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,13 @@ TOKENIZERS = "tokenizer.model", "tokenizer.json"  # of SentencePiece, and of Hug
 KEPT = ("module", "class_name", "config", "registered_name")  # of a serialized model
 
 
-def save(model: keras.Model, directory: str) -> None:
+def save(model: keras.Model, directory: str, files: Mapping[str, str] | None = None) -> None:
     """Writes a model, and its `tokenizer` if it has one. An older preset is replaced once the new one is whole.
+
+    Args:
+      model: A model of `flash_tf.models`.
+      directory: A new folder, or an older preset.
+      files: Further files as name -> text, for example README.md.
 
     Raises:
       ValueError: The folder holds something else.
@@ -31,6 +37,8 @@ def save(model: keras.Model, directory: str) -> None:
         whole = keras.saving.serialize_keras_object(model)
         kept = {name: whole[name] for name in KEPT}
         (folder / CONFIG).write_text(json.dumps({**kept, "keras_version": keras.__version__}, indent=2) + "\n")
+        for name, text in (files or {}).items():
+            (folder / name).write_text(text, "utf-8")
 
 
 def _older(folder):

@@ -3,12 +3,13 @@
 import numpy as np
 
 # n is prime: never a multiple of a chunk
-SIZES = {"b": 2, "n": 37, "h": 2, "s": 8, "e": 16, "r": 8, "d": 12, "m": 40, "w": 4}
+SIZES = {"b": 2, "n": 37, "h": 2, "s": 8, "e": 16, "r": 8, "d": 12, "m": 40, "w": 4, "k": 3}
 
 # Relative root-mean-square errors, but for the factor.
 FLOAT64 = 1e-12  # some thousand roundings of 1.1e-16, in another order of summation
 REFERENCE = {"tensorflow": FLOAT64, "jax": 1e-6}  # on JAX Keras takes means, sines and cosines of float64 in float32
 FLOAT32 = 1e-5  # some hundred roundings of 6e-8
+PUBLIC = 1e-4  # of logits of a public library's model, whose sums run in another order through a few layers
 FLOAT32_RUN = 1e-4  # of the losses of a few steps: each step's update passes the roundings before it on, and grows them
 BFLOAT16 = 2**-8  # one rounding of the result to 8 significant bits (2^-9), and as much for float32 angles
 BFLOAT16_LAYER = 2**-5  # a dozen roundings of 2^-9, one after the other

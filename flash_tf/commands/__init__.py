@@ -14,6 +14,7 @@ NAMES = (
     "generate",
     "score",
     "export",
+    "convert",
     "describe",
     "compile",
     "profile",

@@ -15,19 +15,25 @@ from kernels_xla.common.spec import State, Tensor
 
 EPSILON = 1e-5  # the papers' value
 NORMS = {
-    "scale_norm": functools.partial(ScaleNorm, epsilon=EPSILON),
-    "layer_norm": functools.partial(keras.layers.LayerNormalization, epsilon=EPSILON),
-    "layer_norm_without_bias": functools.partial(keras.layers.LayerNormalization, epsilon=EPSILON, center=False),
-    "rms_norm": functools.partial(keras.layers.RMSNormalization, epsilon=EPSILON),
+    "scale_norm": ScaleNorm,
+    "layer_norm": keras.layers.LayerNormalization,
+    "layer_norm_without_bias": functools.partial(keras.layers.LayerNormalization, center=False),
+    "rms_norm": keras.layers.RMSNormalization,
     "simple_rms_norm": SimpleRMSNorm,
 }
 
 
-def normalizer(kind: str, **kwargs) -> keras.layers.Layer:
-    """A normaliser by name."""
+def normalizer(kind: str, epsilon: float = EPSILON, **kwargs) -> keras.layers.Layer:
+    """A normaliser by name. "simple_rms_norm" takes no epsilon but the default, which it does not need."""
     if kind not in NORMS:
         raise ValueError(f"norm must be one of {', '.join(NORMS)}, got {kind!r}")
-    return NORMS[kind](**kwargs)
+    if kind == "simple_rms_norm":
+        if epsilon != EPSILON:
+            raise ValueError(f"norm 'simple_rms_norm' has no epsilon: it needs the default, got {epsilon}")
+        return SimpleRMSNorm(**kwargs)
+    if epsilon <= 0:
+        raise ValueError(f"norm {kind!r} needs an epsilon > 0, got {epsilon}")
+    return NORMS[kind](epsilon=epsilon, **kwargs)
 
 
 @keras.saving.register_keras_serializable("flash_tf")
@@ -40,6 +46,7 @@ class ResidualBlock(keras.layers.Layer):
       dropout: Dropout rate of the branch's output in training.
       remat: Whether the backward pass recomputes the branch instead of keeping its activations. The dropout is outside,
         so that both passes see one mask.
+      norm_epsilon: Added to the mean square or the variance in the norm.
       **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:
@@ -64,13 +71,14 @@ class ResidualBlock(keras.layers.Layer):
         norm: str = "scale_norm",
         dropout: float = 0.0,
         remat: bool = False,
+        norm_epsilon: float = EPSILON,
         **kwargs,
     ):
         super().__init__(**kwargs)
         if not 0 <= dropout < 1:
             raise ValueError(f"ResidualBlock needs 0 <= dropout < 1, got {dropout}")
-        self.inner, self.kind, self.rate, self.remat = inner, norm, dropout, remat
-        self.norm = normalizer(norm, dtype=self.dtype_policy, name="norm")
+        self.inner, self.kind, self.rate, self.remat, self.norm_epsilon = inner, norm, dropout, remat, norm_epsilon
+        self.norm = normalizer(norm, norm_epsilon, dtype=self.dtype_policy, name="norm")
         self.dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy, name="dropout")
         self.supports_masking = True
 
@@ -121,6 +129,7 @@ class ResidualBlock(keras.layers.Layer):
         inner = keras.saving.serialize_keras_object(self.inner)
         inner.pop("build_config", None)  # the block builds it, under the path that it has now
         own = {"inner": inner, "norm": self.kind, "dropout": self.rate, "remat": self.remat}
+        own["norm_epsilon"] = self.norm_epsilon
         return {**super().get_config(), **own, **quantized(self)}
 
     @classmethod

@@ -1,5 +1,6 @@
 """Helpers of several layers: the paper's initialiser, projections, and a layer's options as its config."""
 
+import functools
 import inspect
 import itertools
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from keras.dtype_policies import DTypePolicyMap
 
 from kernels_xla.common.accelerator import on_tpu
 from kernels_xla.common.spec import Tensor
+
+GELU_TANH = functools.partial(keras.activations.gelu, approximate=True)
 
 
 def normal() -> keras.initializers.Initializer:
@@ -61,12 +64,17 @@ def parts_of(
     return [ops.reshape(activation(part), (*lead, part.shape[-1])) for part in parts]
 
 
+def activation(name: str) -> Callable[[Tensor], Tensor]:
+    """The activation of that name: Keras', or "gelu_tanh", GELU by a hyperbolic tangent as in GPT-2."""
+    return GELU_TANH if name == "gelu_tanh" else keras.activations.get(name)
+
+
 def check_activation(layer: keras.layers.Layer, name: str) -> None:
-    """Raises a ValueError unless Keras has an activation of that name."""
+    """Raises a ValueError unless there is an activation of that name."""
     try:
-        keras.activations.get(name)
+        activation(name)
     except ValueError:
-        needed = "the name of a Keras activation, as 'gelu' or 'silu'"
+        needed = "the name of a Keras activation, as 'gelu' or 'silu', or 'gelu_tanh'"
         raise ValueError(f"{type(layer).__name__}: activation must be {needed}, got {name!r}") from None
 
 

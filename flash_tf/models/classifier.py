@@ -21,8 +21,8 @@ class Classifier(LanguageModel):
     Args:
       classes: Number of classes, 2 or more.
       hidden: Width of the hidden layer.
-      **kwargs: As for `LanguageModel`, except `head_bias`, which belongs to a head over tokens. `position_embedding` is
-        "learned" by default and needs `max_length`.
+      **kwargs: As for `LanguageModel`, except `head_bias` and `tie_embeddings`, which belong to a head over tokens.
+        `position_embedding` is "learned" by default and needs `max_length`.
 
     Call arguments:
       token_ids: Integers `[b, n]`, or a dictionary of all call arguments, as `fit` passes it.
@@ -49,6 +49,8 @@ class Classifier(LanguageModel):
             raise ValueError(f"{type(self).__name__} needs classes >= 2 and hidden >= 1, got {classes} and {hidden}")
         if kwargs.pop("head_bias", False):
             raise ValueError(f"{type(self).__name__} has no head over tokens: it takes no head_bias")
+        if not kwargs.pop("tie_embeddings", True):
+            raise ValueError(f"{type(self).__name__} has no head over tokens: it needs tie_embeddings true, got False")
         super().__init__(**{"position_embedding": "learned", **kwargs}, head_bias=False)
         self.classes, self.hidden = classes, hidden
         dense = lambda width, **more: keras.layers.Dense(  # noqa: E731

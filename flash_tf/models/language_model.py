@@ -8,7 +8,7 @@ import keras
 from keras import ops
 
 from flash_tf import presets, renamed
-from flash_tf.layers.block import ResidualBlock, normalizer
+from flash_tf.layers.block import EPSILON, ResidualBlock, normalizer
 from flash_tf.layers.common import normal, options, own_policies
 from flash_tf.layers.feedforward import FEEDFORWARDS
 from flash_tf.layers.mixers import MIXERS
@@ -28,7 +28,7 @@ class TokenEmbedding(keras.layers.ReversibleEmbedding):
         return super().add_weight(*args, **{**kwargs, "autocast": False})
 
     def call(self, inputs: Tensor, reverse: bool = False) -> Tensor:
-        if not reverse or inputs.shape[1] != 1 or self.quantization_mode:
+        if not (reverse and self.tie_weights) or inputs.shape[1] != 1 or self.quantization_mode:
             return super().call(inputs, reverse=reverse)
         # Uses the table as it is stored: XLA:CPU would transpose it for every token.
         table, rows = (ops.cast(x, self.reverse_dtype) for x in (self.embeddings, inputs[:, 0]))
@@ -60,6 +60,8 @@ class LanguageModel(keras.Model):
       head_bias: Whether each token of the vocabulary has a bias.
       head_norm: The norm before the head; None for `norm`.
       head_projection: Whether `gelu(W x + b)` comes before that norm, as in BERT's head for masked tokens.
+      tie_embeddings: Whether the head's matrix is the embedding; else it has weights of its own, as in LLaMA.
+      norm_epsilon: Added to the mean square or the variance in every norm.
       **kwargs: Passed to `keras.Model`.
 
     Attributes:
@@ -86,6 +88,8 @@ class LanguageModel(keras.Model):
         head_bias: bool = True,
         head_norm: str | None = None,
         head_projection: bool = False,
+        tie_embeddings: bool = True,
+        norm_epsilon: float = EPSILON,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -96,6 +100,7 @@ class LanguageModel(keras.Model):
         self.embedding_norm, self.head_bias = embedding_norm, head_bias
         self.supports_masking = True
         self.head_norm, self.head_projection = head_norm, head_projection
+        self.tie_embeddings, self.norm_epsilon = tie_embeddings, norm_epsilon
         self._check()
         self._make_layers()
 
@@ -123,6 +128,7 @@ class LanguageModel(keras.Model):
         self.embedding = TokenEmbedding(
             self.vocabulary_size,
             self.width,
+            tie_weights=self.tie_embeddings,
             embeddings_initializer=normal(),
             reverse_dtype=self.compute_dtype,
             name="embedding",
@@ -142,16 +148,17 @@ class LanguageModel(keras.Model):
                 inner = FEEDFORWARDS.build(self.feedforward, name="feedforward", **same)
                 self.blocks.append(self._block(inner, "feedforward", i))
         if self.embedding_norm is not None:
-            self.first_norm = normalizer(self.embedding_norm, name="first_norm", **same)
+            self.first_norm = normalizer(self.embedding_norm, self.norm_epsilon, name="first_norm", **same)
         if self.head_projection:
             self.transform = keras.layers.Dense(
                 self.width, activation="gelu", kernel_initializer=normal(), name="transform", **same
             )
-        self.final_norm = normalizer(self.head_norm or self.norm, name="final_norm", **same)
+        self.final_norm = normalizer(self.head_norm or self.norm, self.norm_epsilon, name="final_norm", **same)
 
     def _block(self, inner, name, i):
         again = self.remat is True or i < self.remat
-        return ResidualBlock(inner, self.norm, self.dropout, again, name=f"{name}_{i}", dtype=self.dtype_policy)
+        options = {"norm": self.norm, "dropout": self.dropout, "remat": again, "norm_epsilon": self.norm_epsilon}
+        return ResidualBlock(inner, **options, name=f"{name}_{i}", dtype=self.dtype_policy)
 
     def build(self, input_shape: tuple | None = None) -> None:
         del input_shape  # no weight depends on it
@@ -249,6 +256,11 @@ class LanguageModel(keras.Model):
         """Activations `[..., d]` -> logits `[..., V]`."""
         logits = self.embedding(x, reverse=True)
         return logits if self.output_bias is None else logits + ops.cast(self.output_bias, self.compute_dtype)
+
+    @property
+    def head_weights(self) -> Tensor:
+        """The head's matrix as `[V, d]`: the embedding, or weights of its own."""
+        return self.embedding.embeddings if self.tie_embeddings else ops.transpose(self.embedding.reverse_embeddings)
 
     @property
     def kinds(self) -> list[dict]:

@@ -43,9 +43,9 @@ def together(x: np.ndarray) -> np.ndarray:
     return np.moveaxis(x, 0, 1).reshape(x.shape[1], -1)
 
 
-def rotated(x: np.ndarray) -> np.ndarray:
+def rotated(x: np.ndarray, base: float = 10_000.0) -> np.ndarray:
     """Every token of `x [..., n, s]` turned by its position: channels i and i + s/2 as one complex number."""
-    return turned(x, _frequencies(x.shape[-1] // 2))
+    return turned(x, _frequencies(x.shape[-1] // 2, base))
 
 
 def turned(x: np.ndarray, frequencies: np.ndarray) -> np.ndarray:
@@ -71,8 +71,8 @@ def bias_of_distance(a: np.ndarray, b: np.ndarray, n: int) -> np.ndarray:
     return by_distance[at[:, None] - at[None, :] + n - 1]
 
 
-def _frequencies(half):
-    return 10_000.0 ** (-np.arange(half) / half)
+def _frequencies(half, base=10_000.0):
+    return base ** (-np.arange(half) / half)
 
 
 def visible(n: int, causal: bool) -> np.ndarray:

@@ -71,7 +71,7 @@ class Objective:
         tokens, options, labels, weights = self.examples(batch, training=True)
         x = model.encode(tokens, **options, training=True)
         x, labels, weights = (tf.reshape(t, [-1, *t.shape[2:]]) for t in (x, labels, weights))
-        loss = cross_entropy(x, model.embedding.embeddings, model.output_bias, labels, weights)
+        loss = cross_entropy(x, model.head_weights, model.output_bias, labels, weights)
         return loss, tf.reduce_sum(weights)
 
 

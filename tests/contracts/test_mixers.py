@@ -41,6 +41,7 @@ OTHER = {
     "normalizer": ("rms",),
     "attention": ("relu",),
     "gates": ("value", "both", "none"),
+    "kv_heads": (1,),
     "summaries": ("fixed",),
     "form": ("cumsum", "matmul"),
     "parts": ("local", "global"),

@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from flash_tf.layers.common import check_activation, options, parts_of, projection
+from flash_tf.layers.common import activation, check_activation, options, parts_of, projection
 from flash_tf.layers.feedforward import FEEDFORWARDS
 from kernels_xla.common.spec import Tensor
 
@@ -19,7 +19,7 @@ class GLU(keras.layers.Layer):
 
     Args:
       hidden: Width of each branch; 8d/3, rounded, by default.
-      activation: Name of a Keras activation.
+      activation: Name of a Keras activation, or "gelu_tanh", GELU by a hyperbolic tangent as in GPT-2.
       use_bias: Whether the projections have biases.
       **kwargs: Passed to `keras.layers.Layer`.
 
@@ -61,7 +61,7 @@ class GLU(keras.layers.Layer):
         training: bool | None = None,
     ) -> Tensor:
         gate, value = parts_of(self.in_projection, x, [self.inner] * 2)
-        return self.out_projection(keras.activations.get(self.activation)(gate) * value)
+        return self.out_projection(activation(self.activation)(gate) * value)
 
     def flops(self, n: int) -> int:
         return 6 * n * self.width * self.inner

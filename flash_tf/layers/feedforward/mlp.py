@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from flash_tf.layers.common import check_activation, options, projection
+from flash_tf.layers.common import activation, check_activation, options, projection
 from flash_tf.layers.feedforward import FEEDFORWARDS
 from kernels_xla.common.spec import Tensor
 
@@ -18,7 +18,7 @@ class MLP(keras.layers.Layer):
 
     Args:
       hidden: Width of the hidden layer; 4d by default.
-      activation: Name of a Keras activation.
+      activation: Name of a Keras activation, or "gelu_tanh", GELU by a hyperbolic tangent as in GPT-2.
       use_bias: Whether the projections have biases.
       **kwargs: Passed to `keras.layers.Layer`.
 
@@ -59,7 +59,7 @@ class MLP(keras.layers.Layer):
         positions: Tensor | None = None,
         training: bool | None = None,
     ) -> Tensor:
-        return self.out_projection(keras.activations.get(self.activation)(self.in_projection(x)))
+        return self.out_projection(activation(self.activation)(self.in_projection(x)))
 
     def flops(self, n: int) -> int:
         return 4 * n * self.width * self.inner

@@ -9,12 +9,13 @@ from flash_tf.layers.masking import zero_padding
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero, token_positions
 from flash_tf.layers.streaming import check_streams, next_positions
-from kernels_xla import gau
+from kernels_xla import gau, grouped_query_attention
 from kernels_xla import softmax_attention as softmax
 from kernels_xla.common.rotary import rotary
-from kernels_xla.common.spec import State, Tensor
+from kernels_xla.common.spec import KernelSpec, State, Tensor
 from kernels_xla.gau import gau_attention
-from kernels_xla.softmax_attention import SPEC
+
+ROPE_THETA = 10_000.0
 
 
 @MIXERS.register("self_attention")
@@ -23,7 +24,7 @@ class MultiHeadSelfAttention(KernelMixer):
     """`out = W_o concat_h(attend(q_h, k_h, v_h))`; one dense projection makes q, k and v.
 
     Source: Vaswani et al. 2017. FLASH's baselines and its Table 2 use the options `rotary`, `kernel`, `heads` and
-    `gated`.
+    `gated`. LLaMA (arXiv:2302.13971) and its successors use `kv_heads` and `rope_theta`.
 
     Args:
       heads: h; must divide the width d into even parts. None for 12, or fewer if 12 do not divide it.
@@ -32,6 +33,9 @@ class MultiHeadSelfAttention(KernelMixer):
       kernel: "softmax", or "relu2": squared ReLU over the number of tokens seen.
       gated: Whether attention's output is multiplied by silu(W_u x) [our definition; the paper gives none].
       use_bias: Whether the projections have biases.
+      kv_heads: Heads of keys and values, which must divide `heads`: grouped-query attention, for "softmax" alone. None
+        for as many as queries have.
+      rope_theta: The longest wavelength of the rotation over 2 pi; it needs `rotary`.
       **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:
@@ -51,7 +55,6 @@ class MultiHeadSelfAttention(KernelMixer):
     """
 
     grows = True
-    spec = SPEC
 
     def __init__(
         self,
@@ -61,24 +64,43 @@ class MultiHeadSelfAttention(KernelMixer):
         kernel: str = "softmax",
         gated: bool = False,
         use_bias: bool = True,
+        kv_heads: int | None = None,
+        rope_theta: float = ROPE_THETA,
         **kwargs,
     ):
         super().__init__(**kwargs)
-        check_counts(self, heads=heads)
+        check_counts(self, heads=heads, kv_heads=kv_heads)
         if kernel not in ("relu2", "softmax"):
             raise ValueError(f"MultiHeadSelfAttention: kernel must be 'softmax' or 'relu2', got {kernel!r}")
         self.heads, self.causal, self.rotary, self.kernel = heads, causal, rotary, kernel
-        self.gated, self.use_bias = gated, use_bias
+        if kv_heads is not None and kernel != "softmax":
+            raise ValueError(f"MultiHeadSelfAttention: kv_heads needs kernel 'softmax', got {kernel!r}")
+        if rope_theta <= 1 or (not rotary and rope_theta != ROPE_THETA):
+            needed = "MultiHeadSelfAttention needs rope_theta > 1, and the default without rotary"
+            raise ValueError(f"{needed}, got {rope_theta} with rotary {rotary}")
+        self.gated, self.use_bias, self.kv_heads, self.rope_theta = gated, use_bias, kv_heads, rope_theta
         self.supports_masking = True
 
     def build(self, x_shape: tuple) -> None:
         self.set_heads(x_shape, multiple=2 if self.rotary else 1)
-        d = self.width
-        self.in_projection = projection(self, (4 if self.gated else 3) * d, "in_projection", self.use_bias)
-        self.out_projection = projection(self, d, "out_projection", self.use_bias)
+        if self.kv_heads is not None and self.heads % self.kv_heads:
+            needed = "MultiHeadSelfAttention: kv_heads must divide heads"
+            raise ValueError(f"{needed}, got kv_heads {self.kv_heads}, heads {self.heads}")
+        self.in_projection = projection(self, sum(self.widths), "in_projection", self.use_bias)
+        self.out_projection = projection(self, self.width, "out_projection", self.use_bias)
         self.in_projection.build(x_shape)
         self.out_projection.build(x_shape)
         self.built = True
+
+    @property
+    def spec(self) -> KernelSpec:
+        return softmax.SPEC if self.kv_heads is None else grouped_query_attention.SPEC
+
+    @property
+    def widths(self) -> list[int]:
+        """Of queries, keys, values and, if there is one, the gate."""
+        kv = self.width if self.kv_heads is None else self.width // self.heads * self.kv_heads
+        return [self.width, kv, kv, *[self.width] * self.gated]
 
     def call(
         self,
@@ -91,17 +113,25 @@ class MultiHeadSelfAttention(KernelMixer):
     ) -> Tensor:
         x, padding_mask = zero_padding(x, padding_mask, segment_ids, mask)
         positions = token_positions(x, segment_ids) if positions is None else positions
-        attend = softmax.softmax_attention if self.kernel == "softmax" else gau_attention
+        attend = self.spec.fast if self.kernel == "softmax" else gau_attention
         q, k, v, *gate = self._project(x, positions)
         masks = {"padding_mask": padding_mask, "segment_ids": segment_ids, "offset": runtime_zero(positions)}
         out = attend(q, k, v, causal=self.causal, **masks)
         return self._leave(out, gate)
 
     def _project(self, x, positions):
-        """`[b, n, d]` -> q, k, v `[b, n, h, s]`, and the gate `[b, n, d]` if there is one."""
-        q, k, v, *gate = parts_of(self.in_projection, x, [self.width] * (4 if self.gated else 3))
-        q, k, v = (ops.reshape(t, (*ops.shape(x)[:2], self.heads, self.width // self.heads)) for t in (q, k, v))
-        return (*((rotary(t, positions) for t in (q, k)) if self.rotary else (q, k)), v, *gate)
+        """`[b, n, d]` -> q, k, v `[b, n, h, s]`, and the gate `[b, n, d]` if there is one.
+
+        With `kv_heads`, keys and values have fewer heads, and q is `[b, n, k, h, s]`: h queries for each of them.
+        """
+        q, k, v, *gate = parts_of(self.in_projection, x, self.widths)
+        lead, s = ops.shape(x)[:2], self.width // self.heads
+        q, k, v = (ops.reshape(t, (*lead, t.shape[-1] // s, s)) for t in (q, k, v))
+        if self.rotary:
+            q, k = (rotary(t, positions, base=self.rope_theta) for t in (q, k))
+        if self.kv_heads is not None:
+            q = ops.reshape(q, (*lead, self.kv_heads, self.heads // self.kv_heads, s))
+        return q, k, v, *gate
 
     def _leave(self, out, gate):
         """`[b, n, h, s]` -> `[b, n, d]`."""
@@ -109,14 +139,15 @@ class MultiHeadSelfAttention(KernelMixer):
         return self.out_projection(ops.silu(gate[0]) * out if gate else out)
 
     def sizes(self, b: int = 1, n: int | None = None) -> dict[str, int]:
-        s = self.width // self.heads
-        return {"b": b, "n": n, "h": self.heads, "s": s, "e": s}
+        s, groups = self.width // self.heads, self.kv_heads or 1
+        grouped = {} if self.kv_heads is None else {"k": groups}
+        return {"b": b, "n": n, "h": self.heads // groups, "s": s, "e": s, **grouped}
 
     def projection_flops(self) -> int:
-        return 2 * self.width**2 * (5 if self.gated else 4)
+        return 2 * self.width * (sum(self.widths) + self.width)
 
     def activations(self, n: int) -> int:
-        return (9 + 2 * self.gated) * self.width + 3 * n * self.heads  # float32 scores count twice
+        return 3 * self.width + 2 * sum(self.widths) + 3 * n * self.heads  # float32 scores count twice
 
     def extend(
         self,
@@ -129,7 +160,7 @@ class MultiHeadSelfAttention(KernelMixer):
         """The next tokens of each row; see `flash_tf.layers.mixers`."""
         check_streams(self, self.obstacle)
         positions = next_positions(state["position"], ops.shape(x)[1]) if positions is None else positions
-        attend = softmax.extend if self.kernel == "softmax" else gau.extend
+        attend = self.spec.stream.extend if self.kernel == "softmax" else gau.extend
         q, k, v, *gate = self._project(x, positions)
         out, state = attend(state, q, k, v, valid=valid)
         return self._leave(out, gate), state

@@ -8,10 +8,12 @@ from flash_tf.pictures.formulas import array, cut, dense, heads, rotated, silu, 
 
 def parts(mixer, x: np.ndarray) -> list[Part]:
     """The one sum; see the folder."""
-    q, k, v, *gate = cut(dense(mixer.in_projection, x), [mixer.width] * (4 if mixer.gated else 3))
-    q, k, v = (heads(part, mixer.heads) for part in (q, k, v))
+    q, k, v, *gate = cut(dense(mixer.in_projection, x), mixer.widths)
+    s = mixer.width // mixer.heads
+    q, k, v = (heads(part, part.shape[-1] // s) for part in (q, k, v))
+    k, v = (np.repeat(part, len(q) // len(part), axis=0) for part in (k, v))
     if mixer.rotary:
-        q, k = rotated(q), rotated(k)
+        q, k = (rotated(part, mixer.rope_theta) for part in (q, k))
     seen = visible(len(x), mixer.causal)
     if mixer.kernel == "softmax":
         weights = softmax(q, k, seen)

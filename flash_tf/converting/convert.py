@@ -1,0 +1,163 @@
+"""Public models to presets, and models of ours to public folders."""
+
+import contextlib
+import json
+import shutil
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+import keras
+import numpy as np
+from safetensors.numpy import save_file
+
+from flash_tf import owned_files
+from flash_tf.converting import families
+from flash_tf.converting.entries import public_shapes, to_ours, to_public
+from flash_tf.converting.tensor_file import CONFIG, HEAD, TENSORS, check_tensors, open_tensors, read_config
+from flash_tf.layers.common import options as options_of
+from flash_tf.model_stats import without_weights
+from flash_tf.models.causal_lm import CausalLM
+from flash_tf.models.language_model import MODELS
+from flash_tf.registry import mixer_name
+
+WRITER = "convert"
+EMBEDDING = "embedding/embeddings"
+UNSEEN = ("causal", "block_size", "dropout", "remat", "mixer", "feedforward")  # they change nothing, or are compared
+# with all options of their own
+
+
+def is_public(folder: str) -> bool:
+    """Whether a folder's config.json is a public one: it has a `model_type`."""
+    return "model_type" in owned_files.json_of(f"{folder}/{CONFIG}")
+
+
+def from_public(folder: str) -> CausalLM:
+    """The model of a public folder with config.json and model.safetensors, or several files with an index.
+
+    Raises:
+      ValueError: The folder lacks a file; the architecture or an option of it is not one of ours; or tensors are
+        missing, too many or of other shapes.
+    """
+    public = read_config(folder)
+    family = families.get(public.get("model_type"))
+    where = f"{folder}/{CONFIG}"
+    _check_fixed(family, public, where)
+    try:
+        options = family.options(public)
+    except KeyError as error:
+        raise ValueError(f"{where} needs {error.args[0]}, which is not there") from error
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise ValueError(f"{where}: {error}") from error
+    model = MODELS.build({"type": "causal_lm", **options})  # which checks the types of options
+    model.build()
+    with open_tensors(folder, family.PREFIX) as tensors:
+        _assign(model, family, tensors, folder)
+    return model
+
+
+def _check_fixed(family, public, where):
+    for name, needed in family.FIXED.items():
+        if (got := public.get(name, needed)) != needed:
+            raise ValueError(f"{where}: {name} is not supported: it must be {json.dumps(needed)}, got {got!r}")
+
+
+def _assign(model, family, tensors, folder):
+    variables, found = _variables(model), tensors.shapes()
+    entries = list(family.entries(model))
+    needed = {}
+    for entry in entries:
+        needed |= public_shapes(entry, tuple(variables[entry.ours].shape))
+    if HEAD in found and HEAD not in needed:
+        table = next(entry.theirs[0] for entry in entries if entry.ours == EMBEDDING)
+        if table not in found or not np.array_equal(tensors[HEAD], tensors[table]):
+            raise ValueError(f"{folder}: {HEAD} must equal {table}, because tie_word_embeddings is true; it does not")
+        del found[HEAD]
+    check_tensors(needed, found, family.IGNORED, folder)
+    for entry in entries:
+        variables[entry.ours].assign(to_ours(entry, tuple(variables[entry.ours].shape), tensors.__getitem__))
+
+
+def _variables(model):
+    return {variable.path.partition("/")[2]: variable for variable in model.weights}
+
+
+def to_tensors(model: CausalLM, family: ModuleType) -> dict[str, np.ndarray]:
+    """The public tensors of a model that a family can compute, float32."""
+    variables, found = _variables(model), {}
+    for entry in family.entries(model):
+        found |= to_public(entry, keras.ops.convert_to_numpy(variables[entry.ours].value).astype("float32"))
+    return found
+
+
+def family_of(model: keras.Model) -> tuple[str, ModuleType, dict[str, Any]]:
+    """The `model_type`, the family and the public config that compute the same as a model.
+
+    Raises:
+      ValueError: There is none. The message says what the nearest one would need.
+    """
+    if not isinstance(model, CausalLM):
+        raise ValueError(f"a public architecture needs a CausalLM, got a {type(model).__name__}")
+    faults = {}
+    for name in families.names():
+        family = families.get(name)
+        with contextlib.suppress(AttributeError, IndexError, ValueError):  # its layers or positions are of other kinds
+            config = family.public(model)
+            faults[name] = _differences(model, family.options(config))
+            if not faults[name]:
+                return name, family, config
+    if not faults:
+        raise ValueError(
+            f"no public architecture has the layers of this model, {mixer_name(model.mixer)}: there are "
+            + ", ".join(families.names())
+        )
+    name = min(faults, key=lambda name: len(faults[name]))
+    needed = ", ".join(f"{option} {needed!r}, got {got!r}" for option, needed, got in faults[name])
+    raise ValueError(f"no public architecture computes this model: the nearest, {name}, needs {needed}")
+
+
+def _differences(model, needed):
+    """`(option, what a family needs, what the model has)` for each option in which they differ."""
+    with without_weights():
+        again = CausalLM(**needed)
+        again.build()
+    ours, theirs = _described(model), _described(again)
+    return [(k, theirs.get(k), ours.get(k)) for k in {**theirs, **ours} if theirs.get(k) != ours.get(k)]
+
+
+def _described(model):
+    """Every option that changes what a built model computes, by name."""
+    stack = {**options_of(model), "head_norm": model.head_norm or model.norm}
+    inner = {}
+    for i, block in enumerate(model.blocks):
+        own = {**options_of(block.inner), "type": type(block.inner).__name__}
+        own |= {"hidden": block.inner.inner} if "hidden" in own else {}
+        inner |= {f"layer {i} {name}": value for name, value in own.items() if name not in UNSEEN}
+    return {**{name: value for name, value in stack.items() if name not in UNSEEN}, **inner}
+
+
+def save_public(model: CausalLM, out: str, kept: Mapping[str, Any], files: Mapping[str, str]) -> str:
+    """Writes config.json and model.safetensors under public names.
+
+    Args:
+      model: A model that a public architecture computes.
+      out: A new folder, or an older one of ours.
+      kept: The public config that the model was made from. What it says beside the weights stays.
+      files: Further files, name -> text.
+
+    Returns:
+      The name of the architecture.
+    """
+    name, family, config = family_of(model)
+    tensors = to_tensors(model, family)
+    kept = kept if kept.get("model_type") == name else {}
+    unchanged = kept and family.options(kept) == family.options(config)  # the same, whatever names it uses
+    whole = {"architectures": [family.ARCHITECTURE], "model_type": name, **family.FIXED, **kept}
+    whole |= {"dtype": "float32", **({} if unchanged else config)}
+    with owned_files.replacing(out, WRITER, lambda folder: ()) as folder:
+        (folder / CONFIG).write_text(json.dumps(whole, indent=2) + "\n", "utf-8")
+        save_file(tensors, folder / TENSORS, metadata={"format": "pt"})  # which `transformers` asks for
+        shutil.copymode(folder / CONFIG, folder / TENSORS)  # the library writes it for its owner alone
+        for file, text in files.items():
+            (folder / file).write_text(text, "utf-8")
+    return name
