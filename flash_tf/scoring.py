@@ -28,11 +28,12 @@ class Scorer:
     Without a window, a text of any length is read from its first token: in constant memory, if the model's state has a
     constant size. With a window, the model reads at most `window` tokens together, each time from an empty state:
 
-    - A continuation of up to `stride` tokens is read in the one window that ends with it, as in
-      lm-evaluation-harness.
-    - Anything longer is read in windows. The first begins with the text, and each next one `stride` tokens later. A
-      window scores the tokens that no window before it has scored, so a token has at least `window - stride` tokens of
-      context, or all. These are the windows of Hugging Face's guide to perplexity.
+    - A continuation of up to `stride` tokens is read in the one window that ends with it.
+    - Anything longer is read in windows. The first begins with the text, each next one ends `stride` tokens later, and
+      the last ends with the text. A window scores the tokens that no window before it has scored, so a token has at
+      least `window - stride` tokens of context, or all.
+
+    These are the rules of lm-evaluation-harness, whose stride is the window.
 
     Args:
       model: A causal language model that can stream.
@@ -193,11 +194,9 @@ def windows(ids: np.ndarray, scored: int, window: int | None, stride: int | None
     done, end = last - scored, last
     if window is not None and scored > stride:
         end = min(last, window if done < window else done + stride)
-    start = 0 if window is None else max(0, end - window)
-    yield ids[start : end + 1], end - done
-    while end < last:
-        start, done, end = end - (window - stride), end, min(last, end + stride)
-        yield ids[start : end + 1], end - done
+    while done < last:
+        yield ids[0 if window is None else max(0, end - window) : end + 1], end - done
+        done, end = end, last if window is None else min(last, end + stride)
 
 
 def perplexities(row: dict) -> dict[str, float]:

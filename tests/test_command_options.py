@@ -1,11 +1,12 @@
 """What commands make of their options and of what they are told."""
 
 import argparse
+import sys
 
 import pytest
 
 from flash_tf import commands
-from flash_tf.commands import generate
+from flash_tf.commands import generate, lm_eval
 from flash_tf.generation import GREEDY, BeamSearch, Sampler
 
 
@@ -33,3 +34,10 @@ def test_a_checkpoint_is_the_best_the_newest_or_one_by_its_step(capsys):
     with pytest.raises(SystemExit):
         parser.parse_args(["run", "--checkpoint", "first"])
     assert "--checkpoint: needs best, newest or the number of a step, got 'first'" in capsys.readouterr().err
+
+
+def test_a_missing_harness_is_named_with_its_extra_before_any_work(monkeypatch):
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    monkeypatch.delitem(sys.modules, "flash_tf.harness", raising=False)
+    with pytest.raises(ImportError, match=r"^lm-eval needs lm-evaluation-harness: pip install 'flash-tf\[eval\]'$"):
+        lm_eval.run(argparse.Namespace(), None)

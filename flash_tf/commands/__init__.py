@@ -13,6 +13,7 @@ NAMES = (
     "fill-mask",
     "generate",
     "score",
+    "lm-eval",
     "export",
     "convert",
     "describe",

@@ -120,10 +120,11 @@ def whole(model, tokenizer, text, window=None):
     ids = np.array([tokenizer.eos_id, *tokenizer.encode([text])[0], tokenizer.eos_id], np.int32)
     total, window = 0.0, window or len(ids)
     for start in range(0, len(ids) - 1, window):
-        part = ids[start : start + window + 1]
+        end = min(start + window, len(ids) - 1)
+        part = ids[max(0, end - window) : end + 1]  # the last window ends with the document
         logits = to_numpy(model(part[None, :-1]))[0]
         logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
-        total += np.take_along_axis(logits, part[1:, None], axis=-1).sum()
+        total += np.take_along_axis(logits, part[1:, None], axis=-1)[start - end :].sum()
     return total, len(ids) - 1
 
 
