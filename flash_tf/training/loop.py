@@ -14,7 +14,7 @@ from flash_tf.data.sources import SOURCES
 from flash_tf.data.stream import EvaluationBatches
 from flash_tf.data.tokenizer import Tokenizer
 from flash_tf.profiling import latency
-from flash_tf.training import actions, modelling, profile, run_directory
+from flash_tf.training import actions, modelling, profile, run_directory, workers
 from flash_tf.training.evaluator import Evaluator
 from flash_tf.training.objective import OBJECTIVES
 from flash_tf.training.owner import Owner
@@ -42,7 +42,7 @@ def train(config: Config, model_dir: str, progress: Progress, extends: bool = Fa
     """
     config = modelling.with_masking(config)
     strategy = make_strategy(config.strategy, progress.line)
-    with Owner(model_dir if is_chief(strategy) else None, progress.line) as owner:
+    with workers.together(strategy), Owner(model_dir if is_chief(strategy) else None, progress.line) as owner:
         run = open_run(config, model_dir, strategy, progress, extends)
         with run.begun():
             return _train(run, owner)

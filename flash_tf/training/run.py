@@ -16,7 +16,7 @@ from flash_tf.data.sources import SOURCES
 from flash_tf.data.stream import WindowStream
 from flash_tf.data.token_cache import TokenCache
 from flash_tf.data.tokenizer import Tokenizer
-from flash_tf.training import modelling, run_directory, workers
+from flash_tf.training import modelling, run_directory
 from flash_tf.training.checkpoints import Checkpoints, not_finite
 from flash_tf.training.evaluator import per_replica
 from flash_tf.training.objective import OBJECTIVES
@@ -229,11 +229,11 @@ def make_trainer(run: Run, stream: WindowStream) -> Trainer:
 
 @contextlib.contextmanager
 def errors_of(stream: WindowStream) -> Iterator[None]:
-    """Raises the original error of reading data in place of tf.data's, and names a worker that is lost."""
+    """Raises the original error of reading data in place of tf.data's."""
     try:
         yield
     except tf.errors.OpError as error:
-        raise stream.failure or workers.lost(error) or error from None
+        raise stream.failure or error from None
 
 
 def make_tokenizer(config: Config, model_dir: str, *, chief: bool, report: Callable[[str], None]) -> Tokenizer:

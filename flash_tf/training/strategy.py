@@ -4,9 +4,13 @@ import platform
 from collections.abc import Callable
 
 import tensorflow as tf
+from tensorflow.python.distribute import multi_worker_util
+from tensorflow.python.eager import context
 
 from flash_tf.config import StrategyConfig
 from flash_tf.training import workers
+
+REGISTRATION = 120  # seconds; some machines take many to find their GPUs
 
 
 def make_strategy(config: StrategyConfig, report: Callable[[str], None]) -> tf.distribute.Strategy:
@@ -57,8 +61,29 @@ def _multi_worker(config, report):
     tasks = cluster.cluster_spec().as_dict()
     addresses = [*tasks.get("chief", []), *tasks.get("worker", [])]
     index = cluster.task_id + len(tasks.get("chief", [])) * (cluster.task_type == "worker")
-    workers.join(addresses, index, config.join_timeout, report)
-    return tf.distribute.MultiWorkerMirroredStrategy(cluster)
+    peers = workers.join(addresses, index, config.join_timeout, report)
+    peers.watch()
+    _bound_registration(cluster)
+    with peers.naming():
+        strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster)
+    strategy.peers = peers
+    return strategy
+
+
+def _bound_registration(cluster):
+    """Bounds the time in which TensorFlow waits for a worker that is lost when all have just come: else an hour.
+
+    In it no other thread of Python runs. TensorFlow takes the limit only with all else that it would set itself.
+    """
+    tasks = cluster.cluster_spec().as_dict()
+    job_of = context.coordination_config_pb2.CoordinatedJob
+    jobs = [job_of(name=job, num_tasks=len(tasks[job])) for job in ("chief", "worker") if job in tasks]
+    context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader=multi_worker_util.coordination_leader(cluster.cluster_spec()),
+        coordinated_jobs=jobs,
+        cluster_register_timeout_in_ms=REGISTRATION * 1000,
+    )
 
 
 def _tpu(config, _):

@@ -140,10 +140,16 @@ def _answer(answer, devices, function, args, kwargs):
 
 def command(folder, *arguments, file_size=None):
     """Runs `flash-tf` in a child that may write at most `file_size` bytes to a file. Returns status and outputs."""
-    process = CONTEXT.Process(target=_command, args=(str(folder), list(map(str, arguments)), file_size))
-    process.start()
+    process = start_command(folder, *arguments, file_size=file_size)
     process.join()
     return process.exitcode, Path(folder, "stdout").read_text(), Path(folder, "stderr").read_text()
+
+
+def start_command(folder, *arguments, file_size=None):
+    """Starts `flash-tf` in a child; see `command`."""
+    process = CONTEXT.Process(target=_command, args=(str(folder), list(map(str, arguments)), file_size))
+    process.start()
+    return process
 
 
 def _command(folder, arguments, file_size):

@@ -1,6 +1,7 @@
 """Several processes of one run: how they find each other, stop together, and notice that one is gone."""
 
 import contextlib
+import os
 import signal
 import socket
 import subprocess
@@ -9,8 +10,10 @@ import threading
 import time
 
 import pytest
+import tensorflow as tf
 
-from flash_tf.training import workers
+from flash_tf import cli
+from flash_tf.training import strategy, workers
 from tests.training import runs
 from tests.training.test_strategies import free_ports
 
@@ -100,6 +103,95 @@ def connected(port):
             return socket.create_connection(("localhost", port))
         time.sleep(0.02)
     raise AssertionError("nobody listens")
+
+
+@pytest.fixture
+def linked():
+    """Makes the peers of a worker, by socket pairs. Returns them and the other ends."""
+    ends = []
+
+    def link(*indices):
+        ours, theirs = zip(*(socket.socketpair() for _ in indices), strict=True)
+        ends.extend([*ours, *theirs])
+        peers = workers.Peers(dict(zip(indices, ours, strict=True)), pytest.fail)
+        peers.watch()
+        return peers, theirs
+
+    yield link
+    for end in ends:
+        end.close()
+
+
+def failing(peers):
+    """The message of a run in which TensorFlow fails."""
+    with pytest.raises(ConnectionError) as raised, peers.together():
+        raise tf.errors.InternalError(None, None, "{{function_node __wrapped__CollectiveBcastSend}} aborted")
+    return str(raised.value)
+
+
+def test_a_worker_whose_connection_ends_is_named_in_the_place_of_tensorflows_error_and_the_first_tells_who(linked):
+    first, (one, other) = linked(1, 2)
+    one.close()
+    assert failing(first).startswith("worker 1 no longer answers: start all workers again")
+    assert other.recv(64) == b"1\n"
+    third, (there,) = linked(0)
+    there.sendall(b"1\n")
+    assert failing(third).startswith("worker 1 no longer answers")
+
+
+def test_a_worker_that_has_done_its_work_is_not_lost(linked):
+    peers, (there,) = linked(1)
+    with peers.together():
+        there.sendall(workers.DONE)
+        there.shutdown(socket.SHUT_WR)
+    assert there.recv(64) == workers.DONE
+    assert not peers._known.wait(0.2)
+
+
+def stuck(addresses, path):
+    """The work of a worker that a library never gives back."""
+    workers.GRACE = 0.2
+    with open(path, "w", buffering=1) as lines:
+        peers = workers.join(addresses, 1, 20, lambda line: lines.write(f"{line}\n"))
+        peers.watch()
+        with peers.together():
+            threading.Event().wait(60)
+
+
+def first_worker(address):
+    """A first worker that lets the second one go, and is lost at once."""
+    with socket.create_server(("", int(address.split(":")[1]))) as server:
+        connection, _ = server.accept()
+        assert connection.recv(64) == b"1\n"
+        connection.sendall(workers.GO)
+        connection.close()
+
+
+LINE = "flash-tf: worker 0 no longer answers: start all workers again, and they go on from the newest checkpoint"
+
+
+def test_a_worker_whose_library_waits_for_a_lost_one_ends_with_a_line(addresses, tmp_path):
+    process, _ = started = runs.start(stuck, addresses[:2], str(tmp_path / "lines"))
+    first_worker(addresses[0])
+    assert runs.finish(started) is None and process.exitcode == 1
+    assert (tmp_path / "lines").read_text() == f"{LINE}\n"
+
+
+def second_worker(path, model_dir, addresses, err):
+    os.dup2(os.open(err, os.O_WRONLY | os.O_CREAT), 2)
+    strategy.REGISTRATION = workers.GRACE = 3
+    told = f"strategy={{type: multi_worker, workers: [{', '.join(addresses)}], index: 1}}"
+    return cli.main(["train", path, "--model-dir", model_dir, "--set", told])
+
+
+@pytest.mark.full
+def test_a_first_worker_that_is_lost_while_tensorflow_begins_is_named_and_not_waited_for(addresses, tmp_path):
+    runs.corpus(tmp_path)
+    path, err = runs.write(tmp_path, model={"depth": 1}), tmp_path / "err"
+    process, _ = started = runs.start(second_worker, path, str(tmp_path / "model"), addresses[:2], str(err))
+    first_worker(addresses[0])
+    assert runs.finish(started) in (1, None) and process.exitcode in (0, 1)
+    assert err.read_text().splitlines()[-1] == LINE
 
 
 def train(folder, index, addresses):
