@@ -9,6 +9,7 @@ import importlib
 import importlib.metadata
 import os
 import platform
+import re
 import signal
 import socket
 import sys
@@ -22,6 +23,8 @@ from flash_tf.library_log import LibraryLog
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE = 5  # seconds after a signal in which a command may clean up
+INSIDE = re.compile(r"{{|\[Op:|__wrapped__|\x1b")  # in messages about the inside of a graph
+LONGEST = 1000  # characters of a message
 KEPT_SECONDS = 30 * 24 * 3600  # a program that XLA compiled
 
 
@@ -124,7 +127,28 @@ def _importing(frame) -> bool:
 
 def program() -> None:
     """`main` as the console script: ends the process at once, before TensorFlow's farewell reaches the terminal."""
-    os._exit(main())
+    _open_streams()
+    try:
+        status = main()
+        sys.stdout.flush()
+    except SystemExit as end:  # the parser has answered
+        status = end.code
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+    os._exit(status)
+
+
+def _open_streams() -> None:
+    """Makes standard streams that take every text and are open: a file must not get the number of a closed one."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the least free number, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "r" if name == "stdin" else "w", closefd=False))
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")
 
 
 def _keep_programs() -> None:
@@ -144,25 +168,41 @@ def _keep_programs() -> None:
         os.environ["TF_XLA_FLAGS"] = f"{flags} {ours}".strip()  # noqa: TID251
 
 
-def _explain(error: Exception, log: LibraryLog) -> tuple[int, str]:
+def _explain(error: BaseException, log: LibraryLog) -> tuple[int, str]:
     """Exit status and one line for what went wrong. Traces of errors that are not the user's are in the log."""
     number = getattr(error, "number", None)
     if type(error).__name__ == "Interrupted":
         return 128 + number, f"stopped by {error}; the same command goes on from here"
     if isinstance(error, _Stopped):
         return 128 + number, f"stopped by {error}"
-    text = " ".join(str(error).split()) or type(error).__name__
-    if isinstance(error, OSError) and error.strerror:
-        text = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    text = _said(error) or f"something failed that should not: the details are in {log.keep()}"
+    return 1, text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+
+
+def _said(error):
+    """What is wrong with the input or the machine; empty if the error does not tell a user."""
+    kinds = [kind.__name__ for kind in type(error).__mro__]  # by name: TensorFlow may not be there
+    if "ResourceExhaustedError" in kinds or "MemoryError" in kinds:
+        return "the memory here is too small: lower train.tokens_per_step or the model's sizes"
     if isinstance(error, ModuleNotFoundError):
-        text = f"this command needs {error.name}, which is not installed: pip install 'flash-tf[tensorflow]'"
-    if isinstance(error, ValueError | OSError | ImportError):
-        return 1, text
-    return 1, f"{type(error).__name__}: {text[:300]} (details in {log.keep()})"
+        return f"this command needs {error.name}, which is not installed: pip install 'flash-tf[tensorflow]'"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    text = " ".join(str(error).split())
+    if INSIDE.search(text) or not (isinstance(error, ValueError | OSError | ImportError) or "OpError" in kinds):
+        return ""
+    return f"a file cannot be used: {text}" if "OpError" in kinds else text
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong with the arguments."""
+
+    def error(self, message):
+        self.exit(2, f"flash-tf: {' '.join(message.split())}; see {self.prog} --help\n")
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="flash-tf",
         description="Linear-time Transformers (FLASH, GAU, GLA, Mamba, ...) in Keras: train, evaluate, use, export.",
         epilog="`flash-tf COMMAND --help` shows the options of a command, and two examples.",

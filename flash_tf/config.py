@@ -1,6 +1,7 @@
 """One experiment as frozen dataclasses, and the functions that read it from YAML."""
 
 import dataclasses
+import re
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -9,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 
-from flash_tf import config_merge, renamed
+from flash_tf import config_merge, renamed, strict_yaml
 from flash_tf.registry import check_options, fits, hint
 
 FOLDER = Path(__file__).parent / "configs"
@@ -48,6 +49,8 @@ class DataConfig:
 
     def __post_init__(self):
         _positive(self, "data", "sequence_length")
+        if "://" in (self.cache or ""):
+            raise ValueError(f"data.cache must be a local folder, got {self.cache}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -118,6 +121,8 @@ class TrainConfig:
 
     def __post_init__(self):
         _positive(self, "train", "steps", "tokens_per_step", "steps_per_loop", "accumulate", "checkpoint_every", "keep")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"train.seed must be from 0 to 2**32 - 1, got {self.seed}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,6 +136,11 @@ class EvaluationConfig:
         for name in ("every", "windows"):
             if getattr(self, name) is not None:
                 _positive(self, "evaluation", name)
+
+
+def _is_address(text):
+    host_and_port = re.fullmatch(r"[^\s/]+:([0-9]{1,5})", text)
+    return host_and_port is not None and 0 < int(host_and_port[1]) < 2**16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -151,8 +161,12 @@ class StrategyConfig:
             if getattr(self, name) != getattr(StrategyConfig, name) and self.type != owner:
                 raise ValueError(f"strategy.{name} belongs to strategy.type {owner}, got type {self.type}")
         for name in ("devices", "workers"):
-            if getattr(self, name) == []:
-                raise ValueError(f"strategy.{name} needs one or more entries, or null, got []")
+            if (listed := getattr(self, name)) is not None and (not listed or len(set(listed)) < len(listed)):
+                raise ValueError(f"strategy.{name} needs one or more entries, each another, or null, got {listed}")
+        if not all(map(_is_address, self.workers or [])):
+            raise ValueError(f"strategy.workers must each be host:port with a port up to 65535, got {self.workers}")
+        if self.workers is not None and not 0 <= self.index < len(self.workers):
+            raise ValueError(f"strategy.index must be from 0 to {len(self.workers) - 1}, got {self.index}")
         _positive(self, "strategy", "join_timeout")
 
 
@@ -238,10 +252,7 @@ def _read(name, before=()):
     path = _path(name)
     if path in before:
         raise ValueError(f"{path}: its base leads back to this file")
-    try:
-        values = yaml.safe_load(path.read_text("utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    values = strict_yaml.load(path.read_bytes(), str(path))
     if not isinstance(values, dict):
         raise ValueError(f"{path}: a config must be a mapping with model, data, …, got {type(values).__name__}")
     if "base" not in values:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-import yaml
+from flash_tf import strict_yaml
 
 
 def merge(base: Mapping, values: Mapping, depth: int = 0) -> dict:
@@ -33,10 +33,7 @@ def set_option(values: dict, override: str) -> None:
         values = values[parent]
         if not isinstance(values, dict):
             raise ValueError(f"--set {override}: {parent} is not a mapping")
-    try:
-        values[last] = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(f"--set {override}: the value is not YAML") from error
+    values[last] = strict_yaml.load(text, f"--set {override}: the value")
 
 
 def differences(a: Mapping, b: Mapping, prefix: str = "") -> list[tuple[str, Any, Any]]:

@@ -23,7 +23,7 @@ class LibraryLog:
     def __enter__(self):
         sys.stderr.flush()
         self._python = sys.stderr
-        self.console = os.fdopen(os.dup(2), "w", buffering=1)
+        self.console = os.fdopen(os.dup(2), "w", buffering=1, encoding=self._python.encoding, errors="backslashreplace")
         self._progress = Progress(self.console)
         sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
         try:

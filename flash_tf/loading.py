@@ -6,7 +6,7 @@ from pathlib import Path
 
 import keras
 
-from flash_tf import presets
+from flash_tf import owned_files, presets
 from flash_tf.models.language_model import LanguageModel  # with its package, which registers every class for Keras
 
 
@@ -38,7 +38,7 @@ def load(path: str | os.PathLike) -> keras.Model:
         return _load_file(path)
     if (Path(path) / presets.CONFIG).is_file():
         return LanguageModel.from_preset(path)
-    if "://" in path or (Path(path) / "config.yaml").is_file():
+    if not owned_files.is_local(path) or (Path(path) / "config.yaml").is_file():
         return _load_run(path)
     raise ValueError(
         f"{path} has no model: load needs a .keras file, a preset with {presets.CONFIG}, or a run with config.yaml"

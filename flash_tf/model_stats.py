@@ -29,9 +29,7 @@ def describe(config: Config, model: keras.Model, predicted: int) -> dict:
     """
     n = config.data.sequence_length
     forward = model.flops(n, predicted) / n
-    parameters, frozen = (
-        sum(math.prod(v.shape) for v in group) for group in (model.trainable_variables, model.non_trainable_weights)
-    )
+    parameters = _count(model.trainable_variables)
     itemsize = 2 if config.train.precision == "mixed_bfloat16" else 4
     return {
         "model": config.model["type"],
@@ -43,8 +41,17 @@ def describe(config: Config, model: keras.Model, predicted: int) -> dict:
         "training_flops_per_token": round(3 * forward),
         "decode_state_bytes": model.decode_state_bytes(n),
         "activation_bytes_per_step": config.batch_size * model.activation_bytes(n, predicted, itemsize),
-        "weight_and_optimizer_bytes": 4 * (3 * parameters + frozen),
+        "weight_and_optimizer_bytes": weight_and_optimizer_bytes(model),
     }
+
+
+def weight_and_optimizer_bytes(model: keras.Model) -> int:
+    """Bytes of the weights in float32, and of the optimizer's two numbers for each weight that is trained."""
+    return 4 * (3 * _count(model.trainable_variables) + _count(model.non_trainable_weights))
+
+
+def _count(variables):
+    return sum(math.prod(v.shape) for v in variables)
 
 
 @contextlib.contextmanager

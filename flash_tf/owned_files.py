@@ -52,20 +52,58 @@ def replacing(out: str, writer: str, older: Older) -> Iterator[Path]:
         _swap(new, folder, old)
 
 
+def is_local(path: str) -> bool:
+    """Whether a path is on a disk, and not in a bucket."""
+    return "://" not in path
+
+
+def local(out: str, writer: str) -> Path:
+    """The path of a local folder to write, which need not be there; ValueError for a bucket and for a file."""
+    if not is_local(out):
+        raise ValueError(f"{writer} needs a local folder, from which you can copy it, got {out}")
+    return Path(place(os.path.expanduser(out)))
+
+
+def place(path: str) -> str:
+    """The path of a folder, local or in a bucket, which need not be there.
+
+    Raises:
+      ValueError: It or a folder above it is a file, or its bucket does not answer.
+    """
+    if not path:
+        raise ValueError("a folder needs a name, got none")
+    for above in (Path(path), *Path(path).parents) if is_local(path) else ():
+        if above.is_dir():
+            break
+        if os.path.lexists(above):
+            raise ValueError(f"{path} needs to be a folder, and {above} is a file")
+    return reachable(path)
+
+
+def reachable(path: str) -> str:
+    """The path of a file or folder; ValueError if it is in a bucket that does not answer."""
+    if is_local(path):
+        return path
+    errors = importlib.import_module("tensorflow").errors
+    try:
+        _gfile().exists(path)
+    except errors.UnimplementedError:
+        raise ValueError(f"{path} cannot be used: a path is on a disk or at gs://") from None
+    except errors.OpError as error:
+        reason = error.message.splitlines()[0].rpartition("error details: ")[2]
+        raise ValueError(f"{path} cannot be reached: {reason}") from None
+    return path
+
+
 def check_folder(out: str, writer: str, older: Older) -> Path:
     """The path of a folder to replace; ValueError unless it is new, empty, or holds the writer's own files alone."""
-    if "://" in out:
-        raise ValueError(f"{writer} needs a local folder, from which you can copy it, got {out}")
-    folder = Path(out).resolve()
+    folder = local(out, writer).resolve()
     if not folder.exists():
         return folder
-    if not folder.is_dir():
-        raise ValueError(f"{writer} needs a folder, got the file {out}")
-    names = sorted(_names(folder))
     known = dict.fromkeys(older(str(folder)))
     if (manifest := _manifest(str(folder))) is not None:
         known = {MANIFEST: None, **manifest.get(writer, {})}
-    _prove(str(folder), names, known, writer)
+    _prove(str(folder), _names(folder), known, writer)
     if Path.cwd().is_relative_to(folder) or folder.is_mount():
         raise ValueError(
             f"{writer} replaces a folder as a whole and needs one that is neither the working directory nor a mount "
@@ -86,7 +124,7 @@ def write(folder: str, files: Mapping[str, bytes], writer: str, older: Older = l
     Raises:
       ValueError: A file of such a name is not the writer's own.
     """
-    if "://" in folder:
+    if not is_local(folder):
         _gfile().makedirs(folder)
     else:
         os.makedirs(folder, exist_ok=True)
@@ -106,7 +144,7 @@ def write(folder: str, files: Mapping[str, bytes], writer: str, older: Older = l
 
 def check(folder: str, names: Iterable[str], writer: str, older: Older = lambda folder: ()) -> None:
     """Raises a ValueError if a file of such a name is in the folder and is not the writer's own."""
-    _prove(folder, names, _known(folder, writer, older)[1], writer)
+    _prove(place(folder), names, _known(folder, writer, older)[1], writer)
 
 
 def own(folder: str, writer: str, older: Older = lambda folder: ()) -> set[str]:
@@ -118,7 +156,7 @@ def own(folder: str, writer: str, older: Older = lambda folder: ()) -> set[str]:
 def remove(folder: str, names: Iterable[str], writer: str, older: Older = lambda folder: ()) -> None:
     """Removes files that are the writer's own, and leaves others."""
     for name in own(folder, writer, older) & set(names):
-        _gfile().remove(f"{folder}/{name}") if "://" in folder else os.remove(f"{folder}/{name}")
+        _gfile().remove(f"{folder}/{name}") if not is_local(folder) else os.remove(f"{folder}/{name}")
 
 
 def _prove(folder, names, known, writer):
@@ -145,14 +183,16 @@ def _known(folder, writer, older):
 def _manifest(folder):
     """Writer -> name -> hashes; None if there is no manifest."""
     found = json_of(f"{folder}/{MANIFEST}")
-    return found["files"] if found.get("format") == FORMAT and "files" in found else None
+    files = found.get("files") if found.get("format") == FORMAT else None
+    whole = isinstance(files, dict) and all(isinstance(of_one, dict) for of_one in files.values())
+    return files if whole else None
 
 
 def json_of(path: str) -> dict:
     """The JSON object in a file; empty if there is none, which proves nothing."""
     if not _plain(path):
         return {}
-    with _gfile().GFile(path) if "://" in path else open(path, encoding="utf-8") as file:
+    with _gfile().GFile(path) if not is_local(path) else open(path, encoding="utf-8") as file:
         try:
             found = json.load(file)
         except ValueError:
@@ -169,12 +209,12 @@ def _gfile():
 
 
 def _there(path):
-    return _gfile().exists(path) if "://" in path else os.path.lexists(path)
+    return _gfile().exists(path) if not is_local(path) else os.path.lexists(path)
 
 
 def _plain(path):
     """Whether there is a file, and no folder, link, pipe or device."""
-    if "://" in path:
+    if not is_local(path):
         return _gfile().exists(path) and not _gfile().isdir(path)
     return os.path.isfile(path) and not os.path.islink(path)
 
@@ -183,7 +223,7 @@ def _sha256(path):
     """The SHA-256 of a plain file; None if there is none."""
     if not _plain(path):
         return None
-    with _gfile().GFile(path, "rb") if "://" in path else open(path, "rb") as file:
+    with _gfile().GFile(path, "rb") if not is_local(path) else open(path, "rb") as file:
         found = hashlib.sha256()
         while data := file.read(2**20):
             found.update(data)
@@ -192,7 +232,7 @@ def _sha256(path):
 
 def _store(path, data):
     """Writes a file; a reader finds the old content or the new one, both whole."""
-    if "://" in path:
+    if not is_local(path):
         with _gfile().GFile(f"{path}.partial", "wb") as file:
             file.write(data)
         _gfile().rename(f"{path}.partial", path, overwrite=True)
@@ -208,10 +248,11 @@ def _store(path, data):
 
 
 def _names(folder):
-    """Paths of all files and links below a folder, from it on."""
+    """Paths of all files and links below a folder, from it on, in a fixed order."""
     for root, folders, files in os.walk(folder, onerror=_raise):
+        folders.sort()
         links = [name for name in folders if os.path.islink(os.path.join(root, name))]
-        yield from (os.path.relpath(os.path.join(root, name), folder) for name in (*files, *links))
+        yield from (os.path.relpath(os.path.join(root, name), folder) for name in sorted([*files, *links]))
 
 
 def _raise(error):
@@ -221,7 +262,7 @@ def _raise(error):
 @contextlib.contextmanager
 def _locked(folder):
     """One process at a time changes a manifest. A bucket has no locks; only a run writes there, which has one owner."""
-    if "://" in folder:
+    if not is_local(folder):
         yield
         return
     lock = os.open(folder, os.O_RDONLY)

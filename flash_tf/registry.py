@@ -11,6 +11,8 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 C = TypeVar("C", bound=type)
 
+MOST = {int: 2**32 - 1, float: 3.4e38}  # the largest numbers of an option: a seed's, and float32's
+
 
 class Registry:
     """One kind of component (a mixer, a model, a data source). Each component is a file of one folder.
@@ -65,16 +67,20 @@ class Registry:
 
     def check(self, spec: Any) -> None:
         """Raises a ValueError unless `spec` is `{"type": name, **options}` with options of that class."""
-        spec = self._current(spec)
-        if not isinstance(spec, Mapping) or "type" not in spec:
-            raise ValueError(f"a {self.kind} needs a mapping with a `type`, got {spec!r}")
+        spec = self._typed(spec)
         options = {k: v for k, v in spec.items() if k != "type" and k not in self._common}
         check_options(self.get(spec["type"]), options, where=f"{self.kind} {spec['type']!r}")
 
+    def _typed(self, spec):
+        spec = self._current(spec)
+        if not isinstance(spec, Mapping) or "type" not in spec:
+            raise ValueError(f"a {self.kind} needs a mapping with a `type`, got {spec!r}")
+        return spec
+
     def build(self, spec: Mapping[str, Any], **extra: Any) -> Any:
         """Builds a component from `{"type": name, **options}`, as in YAML; `extra` has the caller's own options."""
-        spec = self._current(spec)
-        self.check({**spec, **extra} if isinstance(spec, Mapping) else spec)
+        spec = self._typed(spec)
+        self.check({**spec, **extra})
         if given := sorted(spec.keys() & extra.keys()):
             raise ValueError(
                 f"{self.kind} {spec['type']!r}: the package sets {given[0]} itself; remove it from the options"
@@ -100,9 +106,24 @@ def check_options(cls: type, options: Mapping[str, Any], *, where: str) -> None:
             raise ValueError(f"{where} has no option {name!r}{hint(name, parameters)}")
         if (needed := hints.get(name, Any)) and not fits(value, needed):
             raise ValueError(f"{where}: {name} must be {spell(needed)}, got {value!r} ({type(value).__name__})")
+        for at, number in _numbers(value, name):
+            if not abs(number) <= (most := MOST[type(number)]):
+                raise ValueError(f"{where}: {at} must be a finite number of at most {most}, got {number}")
     missing = [n for n, p in parameters.items() if p.default is p.empty and n not in options]
     if missing:
         raise ValueError(f"{where} needs {', '.join(missing)}")
+
+
+def _numbers(value, name):
+    """The dotted name and the value of every number in an option."""
+    if isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from _numbers(one, f"{name}.{key}")
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _numbers(one, name)
+    elif type(value) in MOST:
+        yield name, value
 
 
 def fits(value: Any, needed: Any) -> bool:

@@ -125,7 +125,8 @@ def test_a_config_is_read_with_the_batch_that_its_tokens_make(path):
                            " x train.accumulate (3)"),
     ("data.sequence_length=0", "data.sequence_length must be positive, got 0"),
     ("data.sequence_length.more=1", "--set data.sequence_length.more=1: sequence_length is not a mapping"),
-    ("data.sequence_length=[", "--set data.sequence_length=[: the value is not YAML"),
+    ("data.sequence_length=[", "--set data.sequence_length=[: the value is not YAML: while parsing a flow node "
+                               "expected the node content, but found '<stream end>', line 1, column 2"),
     ("optimizer.betas=[0.9]", "optimizer.betas must be two numbers in [0, 1), got [0.9]"),
     ("masking.rate=1.5", "masking.rate must be between 0 and 1, got 1.5"),
     ("optimizer.clip={scope: global, norm: -1}", "optimizer.clip.norm must be positive, got -1"),

@@ -12,7 +12,7 @@ def thinned(values, *kept):
 
 
 def of_kinds(cases, *kinds):
-    """Cases with ids `KIND` or `KIND-OPTIONS`: all but those of `kinds` are `full`."""
+    """Cases with ids `KIND` or `KIND-OPTIONS`: all others than `kinds` are `full`."""
     full = lambda case: [] if case.id.partition("-")[0] in kinds else [pytest.mark.full]  # noqa: E731
     return [pytest.param(*case.values, id=case.id, marks=[*case.marks, *full(case)]) for case in cases]
 

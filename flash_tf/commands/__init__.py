@@ -5,6 +5,10 @@ A docstring's first line says what the command is for. Two examples follow under
 
 import argparse
 import json
+import math
+import re
+
+from flash_tf.registry import MOST
 
 NAMES = (
     "train",
@@ -58,9 +62,29 @@ def takes_model(parser) -> None:
 
 
 def _checkpoint(text):
-    if text not in ("best", "newest") and not text.isdecimal():
+    if text in ("best", "newest"):
+        return text
+    if not re.fullmatch(r"[0-9]{1,18}", text):
         raise argparse.ArgumentTypeError(f"needs best, newest or the number of a step, got {text!r}")
-    return int(text) if text.isdecimal() else text
+    return int(text)
+
+
+def whole(text: str) -> int:
+    """A whole number of an option that counts. Its command says which numbers it takes."""
+    if not re.fullmatch(r"-?[0-9]{1,10}", text) or abs(int(text)) > MOST[int]:
+        raise argparse.ArgumentTypeError(f"needs a whole number of at most {MOST[int]}, got {text!r}")
+    return int(text)
+
+
+def finite(text: str) -> float:
+    """A number of an option that measures."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not abs(number) <= MOST[float]:
+        raise argparse.ArgumentTypeError(f"needs a finite number, got {text!r}")
+    return number
 
 
 def gives_json(parser, out: str | None = None) -> None:

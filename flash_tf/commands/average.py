@@ -5,13 +5,13 @@ Examples:
   flash-tf average runs/lm --last 5 --out runs/lm-average --json
 """
 
-from flash_tf.commands import gives_json, show
+from flash_tf.commands import gives_json, show, whole
 
 
 def add_arguments(parser) -> None:
     group = parser.add_argument_group("run")
     group.add_argument("model_dir", metavar="RUN", help="the folder of the run")
-    group.add_argument("--last", type=int, default=3, metavar="K", help="the number of checkpoints (default 3)")
+    group.add_argument("--last", type=whole, default=3, metavar="K", help="the number of checkpoints (default 3)")
     gives_json(parser, "write the model directory here (default RUN/average)")
 
 

@@ -7,17 +7,20 @@ Examples:
 
 import gc
 
-from flash_tf.commands import gives_json, show, takes_config
+from flash_tf.commands import gives_json, show, takes_config, whole
 
 
 def add_arguments(parser) -> None:
     takes_config(parser)
     export = parser.add_argument_group("export")
     export.add_argument(
-        "--check-tokens", type=int, metavar="N", help="tokens of the step that checks a runner (default at most 1,024)"
+        "--check-tokens",
+        type=whole,
+        metavar="N",
+        help="tokens of the step that checks a runner (default up to 1,024)",
     )
     export.add_argument(
-        "--decode-batch", type=int, metavar="N", help="texts that a causal model decodes together (default 1)"
+        "--decode-batch", type=whole, metavar="N", help="texts that a causal model decodes together (default 1)"
     )
     tpu = parser.add_argument_group("TPU")
     tpu.add_argument(

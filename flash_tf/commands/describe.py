@@ -15,10 +15,10 @@ def add_arguments(parser) -> None:
 
 def run(args, log) -> None:
     from flash_tf import config, model_stats
-    from flash_tf.training import modelling
+    from flash_tf.training import modelling, preflight
 
-    experiment = modelling.with_masking(config.load(args.config, args.set))
-    with model_stats.without_weights():
-        model = modelling.make_model(experiment)
-        described = model_stats.describe(experiment, model, modelling.predicted(experiment))
+    experiment, model = preflight.check_values(config.load(args.config, args.set))
+    described = model_stats.describe(experiment, model, modelling.predicted(experiment))
     show(described if args.json else model_stats.as_text(described), args.json)
+    if lacking := preflight.missing(experiment, model):
+        log.progress().line(f"this machine lacks what training needs: {'; '.join(lacking)}")

@@ -5,18 +5,18 @@ Examples:
   flash-tf export runs/quickstart exports/quickstart --precision bfloat16
 """
 
-from flash_tf.commands import gives_json, show, takes_model
+from flash_tf.commands import gives_json, show, takes_model, whole
 
 
 def add_arguments(parser) -> None:
     takes_model(parser)
     sizes = parser.add_argument_group("signatures")
     sizes.add_argument("--ids-only", action="store_true", help="leave the tokenizer out: signatures take token ids")
-    sizes.add_argument("--max-length", type=int, metavar="N", help="tokens of a row at most (default: as in training)")
+    sizes.add_argument("--max-length", type=whole, metavar="N", help="most tokens of a row (default: as in training)")
     sizes.add_argument(
-        "--max-new-tokens", type=int, metavar="N", help="causal models: tokens that `generate` adds (default 64)"
+        "--max-new-tokens", type=whole, metavar="N", help="causal models: tokens that `generate` adds (default 64)"
     )
-    sizes.add_argument("--top-k", type=int, metavar="K", help="masked models: tokens for each mask (default 5)")
+    sizes.add_argument("--top-k", type=whole, metavar="K", help="masked models: tokens for each mask (default 5)")
     files = parser.add_argument_group("files")
     files.add_argument("out", metavar="OUT", help="a new folder, or an older export to replace")
     files.add_argument(

@@ -7,14 +7,14 @@ Examples:
 
 import textwrap
 
-from flash_tf.commands import gives_json, show, takes_model
+from flash_tf.commands import gives_json, show, takes_model, whole
 
 
 def add_arguments(parser) -> None:
     takes_model(parser)
     text = parser.add_argument_group("text")
     text.add_argument("texts", metavar="TEXT", nargs="+", help="a text with <mask> for each missing token")
-    text.add_argument("--top-k", type=int, default=5, metavar="K", help="tokens for each mask (default 5)")
+    text.add_argument("--top-k", type=whole, default=5, metavar="K", help="tokens for each mask (default 5)")
     gives_json(parser)
 
 

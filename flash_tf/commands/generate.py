@@ -5,7 +5,7 @@ Examples:
   flash-tf generate runs/lm --prompt "The sea was" --temperature 0.8 --top-p 0.9
 """
 
-from flash_tf.commands import gives_json, show, takes_model
+from flash_tf.commands import finite, gives_json, show, takes_model, whole
 
 
 def add_arguments(parser) -> None:
@@ -15,16 +15,20 @@ def add_arguments(parser) -> None:
         "--prompt", action="append", required=True, metavar="TEXT", help="may be repeated; texts then grow together"
     )
     text.add_argument(
-        "--max-new-tokens", type=int, default=64, metavar="N", help="tokens to add to each prompt at most (default 64)"
+        "--max-new-tokens",
+        type=whole,
+        default=64,
+        metavar="N",
+        help="most tokens to add to each prompt (default 64)",
     )
     drawing = parser.add_argument_group("sampling", "Without these options each token is the likeliest one.")
-    drawing.add_argument("--temperature", type=float, metavar="T", help="sample from the logits divided by T")
-    drawing.add_argument("--top-k", type=int, metavar="K", help="sample from the K likeliest tokens")
+    drawing.add_argument("--temperature", type=finite, metavar="T", help="sample from the logits divided by T")
+    drawing.add_argument("--top-k", type=whole, metavar="K", help="sample from the K likeliest tokens")
     drawing.add_argument(
-        "--top-p", type=float, metavar="P", help="sample from the likeliest tokens whose probabilities reach P"
+        "--top-p", type=finite, metavar="P", help="sample from the likeliest tokens whose probabilities reach P"
     )
-    drawing.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the samples (default 0)")
-    drawing.add_argument("--beam", type=int, metavar="W", help="beam search of width W; does not sample")
+    drawing.add_argument("--seed", type=whole, default=0, metavar="S", help="seed of the samples (default 0)")
+    drawing.add_argument("--beam", type=whole, metavar="W", help="beam search of width W; does not sample")
     gives_json(parser)
 
 

@@ -5,7 +5,7 @@ Examples:
   flash-tf inspect runs/quickstart --text "import os, sys" --layer 0 --out maps
 """
 
-from flash_tf.commands import gives_json, show, takes_model
+from flash_tf.commands import gives_json, show, takes_model, whole
 
 
 def add_arguments(parser) -> None:
@@ -13,23 +13,23 @@ def add_arguments(parser) -> None:
     maps = parser.add_argument_group("maps")
     maps.add_argument("--text", required=True, help="the text to read; a masked model takes <mask> as a mask")
     maps.add_argument(
-        "--layer", type=int, action="append", default=[], metavar="I", help="draw only this layer; may be repeated"
+        "--layer", type=whole, action="append", default=[], metavar="I", help="draw only this layer; may be repeated"
     )
-    maps.add_argument("--start", type=int, default=0, metavar="I", help="the first token on the axes (default 0)")
-    maps.add_argument("--tokens", type=int, metavar="N", help="tokens on the axes, 40 at most")
+    maps.add_argument("--start", type=whole, default=0, metavar="I", help="the first token on the axes (default 0)")
+    maps.add_argument("--tokens", type=whole, metavar="N", help="tokens on the axes, 40 at most")
     gives_json(parser, "write the pictures here (default MODEL_DIR/pictures)")
 
 
 def run(args, log) -> None:
-    from flash_tf import pictures
+    from flash_tf import owned_files, pictures
 
     pictures.check_matplotlib()
     from flash_tf.pictures import inspection, page
     from flash_tf.training.restore import restore
 
     run = restore(args.model_dir, log.progress().line, args.checkpoint)
-    out = args.out or ("pictures" if "://" in args.model_dir else f"{args.model_dir}/pictures")
-    page.folder(out)
+    out = args.out or (f"{args.model_dir}/pictures" if owned_files.is_local(args.model_dir) else "pictures")
+    out = str(owned_files.local(out, "flash-tf inspect"))  # before the work
     longest = run.config.data.sequence_length
     chosen = {"start": args.start, "tokens": args.tokens, "layers": args.layer}
     found = inspection.read(run.model, run.tokenizer, args.text, longest=longest, **chosen)

@@ -8,7 +8,7 @@ Examples:
 import contextlib
 import sys
 
-from flash_tf.commands import gives_json, show, takes_model
+from flash_tf.commands import gives_json, show, takes_model, whole
 
 
 def add_arguments(parser) -> None:
@@ -16,8 +16,8 @@ def add_arguments(parser) -> None:
     tasks = parser.add_argument_group("tasks")
     tasks.add_argument("--tasks", required=True, metavar="NAMES", help="tasks, groups or tags, with commas between")
     tasks.add_argument("--include-path", metavar="DIR", help="a folder with task files of your own")
-    tasks.add_argument("--num-fewshot", type=int, metavar="K", help="examples before each question")
-    tasks.add_argument("--limit", type=int, metavar="N", help="read only the first N questions of a task")
+    tasks.add_argument("--num-fewshot", type=whole, metavar="K", help="examples before each question")
+    tasks.add_argument("--limit", type=whole, metavar="N", help="read only the first N questions of a task")
     gives_json(parser)
 
 

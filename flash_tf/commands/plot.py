@@ -15,14 +15,14 @@ def add_arguments(parser) -> None:
 
 
 def run(args, log) -> None:
-    from flash_tf import pictures
+    from flash_tf import owned_files, pictures
 
     pictures.check_matplotlib()
     from flash_tf.pictures import curves, page, records
 
     runs = records.read_all(args.runs)
     out = args.out or ("pictures" if len(runs) > 1 else f"{runs[0].folder}/pictures")
-    page.folder(out)
+    out = str(owned_files.local(out, "flash-tf plot"))
     drawn, rows = curves.pictures(runs), curves.rows(runs)
     tables = [page.Table("Runs", curves.HEAD, rows), *curves.evaluations(runs)]
     html = page.html("Training runs", {}, tables, drawn, curves.NOTES)

@@ -7,7 +7,7 @@ Examples:
 
 import tempfile
 
-from flash_tf.commands import gives_json, show, takes_overrides
+from flash_tf.commands import gives_json, show, takes_overrides, whole
 
 MODES = ("train", "prefill", "decode")
 
@@ -18,8 +18,8 @@ def add_arguments(parser) -> None:
     takes_overrides(group)
     step = parser.add_argument_group("steps")
     step.add_argument("--mode", choices=MODES, default="train", help="the kind of step (default train)")
-    step.add_argument("--steps", type=int, default=10, metavar="N", help="steps to capture (default 10)")
-    step.add_argument("--batch", type=int, metavar="N", help="texts in a step of prefill or decode (default 1)")
+    step.add_argument("--steps", type=whole, default=10, metavar="N", help="steps to capture (default 10)")
+    step.add_argument("--batch", type=whole, metavar="N", help="texts in a step of prefill or decode (default 1)")
     gives_json(
         parser, "keep the trace and latency.json here (default MODEL_DIR/profile; for a config they are not kept)"
     )

@@ -5,7 +5,7 @@ Examples:
   flash-tf score runs/lm pairs.jsonl --conditional
 """
 
-from flash_tf.commands import gives_json, show, takes_model
+from flash_tf.commands import gives_json, show, takes_model, whole
 
 SUMMED = ("log_likelihood", "tokens", "words", "characters", "bytes")
 
@@ -30,13 +30,13 @@ def add_arguments(parser) -> None:
     read = parser.add_argument_group("windows")
     read.add_argument(
         "--window",
-        type=int,
+        type=whole,
         metavar="N",
         help="the most tokens read together (default: the training length if the model has a cache or learned "
         "positions, else all)",
     )
     read.add_argument(
-        "--stride", type=int, metavar="N", help="tokens from one window to the next (default: the window)"
+        "--stride", type=whole, metavar="N", help="tokens from one window to the next (default: the window)"
     )
     gives_json(parser)
 
@@ -44,10 +44,11 @@ def add_arguments(parser) -> None:
 def run(args, log) -> None:
     import tensorflow as tf
 
+    from flash_tf import owned_files
     from flash_tf.scoring import Scorer, default_window
     from flash_tf.training.restore import restore
 
-    if not [path for path in tf.io.gfile.glob(args.file) if not tf.io.gfile.isdir(path)]:
+    if not [path for path in tf.io.gfile.glob(owned_files.reachable(args.file)) if not tf.io.gfile.isdir(path)]:
         raise ValueError(f"score needs a text file, and there is no {args.file!r}")
     texts = _pairs(args.file) if args.conditional else _documents(args)
     progress = log.progress()

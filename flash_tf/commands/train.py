@@ -5,9 +5,8 @@ Examples:
   flash-tf train runs/quickstart --extend 2000
 """
 
-import os
-
-from flash_tf.commands import takes_overrides
+from flash_tf import owned_files
+from flash_tf.commands import takes_overrides, whole
 
 
 def add_arguments(parser) -> None:
@@ -21,7 +20,7 @@ def add_arguments(parser) -> None:
     longer = parser.add_argument_group("more steps")
     longer.add_argument(
         "--extend",
-        type=int,
+        type=whole,
         metavar="STEPS",
         help="train the run to so many steps in all, as if they were planned from the start",
     )
@@ -39,10 +38,8 @@ def run(args, log) -> None:
     experiment, model_dir, progress = *_experiment(args), log.progress()
     if args.extend is not None:
         experiment = extended(experiment, model_dir, args.extend, args.schedule == "constant", progress.line)
-    if "://" not in model_dir:
-        os.makedirs(model_dir, exist_ok=True)
-        log.move(f"{model_dir}/log.txt")
-    loop.train(experiment, model_dir, progress, extends=args.extend is not None)
+    begins = (lambda: log.move(f"{model_dir}/log.txt")) if owned_files.is_local(model_dir) else (lambda: None)
+    loop.train(experiment, model_dir, progress, args.extend is not None, begins)
     progress.line(f"done; the run is in {model_dir}")
 
 
@@ -53,12 +50,12 @@ def _experiment(args):
     from flash_tf import config
     from flash_tf.training import run_directory
 
-    found = args.config.rstrip("/")
+    found = owned_files.reachable(args.config.rstrip("/"))
     if found in config.names() or not tf.io.gfile.exists(f"{found}/{run_directory.CONFIG}"):
         if args.extend is not None:
             raise ValueError(f"--extend needs the folder of a run, got {args.config}")
         name = args.config.removesuffix(".yaml").strip("./").replace("/", "-")
-        return config.load(args.config, args.set), args.model_dir or f"runs/{name}"
+        return config.load(args.config, args.set), args.model_dir if args.model_dir is not None else f"runs/{name}"
     if args.model_dir is not None:
         raise ValueError(
             f"{found} is a run, which stays in its folder: leave --model-dir out, or train "

@@ -7,15 +7,19 @@ Examples:
 
 from pathlib import Path
 
-from flash_tf.commands import gives_json, show, takes_config
+from flash_tf.commands import gives_json, show, takes_config, whole
 
 
 def add_arguments(parser) -> None:
     takes_config(parser)
     timing = parser.add_argument_group("timing")
-    timing.add_argument("--steps", type=int, default=5, metavar="N", help="steps to time for each size (default 5)")
+    timing.add_argument("--steps", type=whole, default=5, metavar="N", help="steps to time for each size (default 5)")
     timing.add_argument(
-        "--sizes", type=int, nargs="+", metavar="N", help="default: powers of two from 16 to 512 or the sequence length"
+        "--sizes",
+        type=whole,
+        nargs="+",
+        metavar="N",
+        help="default: powers of two from 16 to 512 or the length",
     )
     gives_json(parser)
 

@@ -94,7 +94,7 @@ def find_device(topology: str) -> Device:
     Raises:
       ValueError: There is no such topology. The message says which there are.
     """
-    found = re.fullmatch(r"(\w+):(\d+(?:x\d+)+)(?::(\w+))?", topology)
+    found = re.fullmatch(r"(\w+):([1-9]\d{0,3}(?:x[1-9]\d{0,3})+)(?::(\w+))?", topology)
     generation = GENERATIONS.get(found[1]) if found else None
     cores = (found[3] or generation.default) if generation else ""
     if generation is None or cores not in (generation.configs or ("",)):

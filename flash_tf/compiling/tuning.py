@@ -21,6 +21,7 @@ from flash_tf.compiling.programs import Experiment
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.profiling.operations import memory_of
 from flash_tf.registry import listed
+from flash_tf.training import modelling
 
 BLOCK, CHUNK = "block_size", "chunk_size"
 SIZES = (16, 32, 64, 128, 256, 512)  # the default candidates, up to the sequence length
@@ -47,6 +48,8 @@ def tune(config: configs.Config, sizes: Sequence[int] | None, steps: int, report
     sizes = list(sizes or [size for size in SIZES if size <= n] or [n])
     if steps < 2 or min(sizes) < 1:
         raise ValueError(f"tune needs --steps >= 2 and sizes >= 1, got {steps} and {sorted(sizes)}")
+    for size in sizes:  # all of them before any work
+        modelling.with_masking(_with(config, option, size))
     rows = []
     for size in sorted({*sizes, now}):
         report(f"{option} {size}: compiling, then {steps} steps")

@@ -18,6 +18,7 @@ from flash_tf.models.transfer import Transfer, transfer
 from flash_tf.registry import Registry, listed
 from kernels_xla.common.spec import Tensor
 
+MOST = {"vocabulary_size": 2**31 - 1, "width": 2**31 - 1, "depth": 1024}  # ids are int32; a block takes a while to make
 MODELS = Registry("model", folder="flash_tf.models", common=("name", "dtype"))
 
 
@@ -106,9 +107,9 @@ class LanguageModel(keras.Model):
 
     def _check(self):
         name = type(self).__name__
-        for option in ("vocabulary_size", "width", "depth"):
-            if getattr(self, option) < 1:
-                raise ValueError(f"{name} needs {option} >= 1, got {getattr(self, option)}")
+        for option, most in MOST.items():
+            if not 1 <= getattr(self, option) <= most:
+                raise ValueError(f"{name} needs {option} >= 1 and <= {most}, got {getattr(self, option)}")
         if self.position_embedding not in ("scaled_sin", "learned", None):
             raise ValueError(
                 f"{name}: position_embedding must be 'scaled_sin', 'learned' or null, got {self.position_embedding!r}"

@@ -83,15 +83,6 @@ def _older(name, out):
     return [path.name, *(file.name for file in pictures if base64.b64encode(file.read_bytes()).decode() in text)]
 
 
-def folder(out: str) -> Path:
-    """The folder `out`, made if it is not there: call it before long work, which a bad place would waste."""
-    if "://" in out:
-        raise ValueError(f"pictures go to a local folder: use --out, got {out}")
-    path = Path(out)
-    path.mkdir(parents=True, exist_ok=True)
-    return path
-
-
 def html(title: str, facts: Mapping[str, str], tables: Sequence[Table], pictures: Sequence[Picture], notes: str) -> str:
     """The page: `facts` by their names, then tables, pictures and small print. All text is escaped."""
     said = "".join(f"<p><b>{escape(name)}:</b> {escape(text)}</p>\n" for name, text in facts.items())

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
+
+from flash_tf import owned_files, strict_yaml
 
 METRICS, EVALUATIONS, CONFIG, TOKENIZERS = (
     "metrics.jsonl",
@@ -105,7 +106,7 @@ def read_all(places: Sequence[str]) -> list[Run]:
     for place in places:
         label, _, named = place.rpartition("=")
         label, folder = ("", place) if not label or _exists(place) else (label, named)
-        found.setdefault(folder if "://" in folder else str(Path(folder).resolve()), (label, folder))
+        found.setdefault(folder if not owned_files.is_local(folder) else str(Path(folder).resolve()), (label, folder))
     names = short_names([path for path, (label, _) in found.items() if not label])
     runs = [read(folder, label or names[path]) for path, (label, folder) in found.items()]
     labels = [run.label for run in runs]
@@ -197,8 +198,8 @@ def _config(folder):
     if not _exists(f"{folder}/{CONFIG}"):
         return {}
     try:
-        values = yaml.safe_load(_text(f"{folder}/{CONFIG}"))
-    except yaml.YAMLError:
+        values = strict_yaml.load(_bytes(f"{folder}/{CONFIG}"), CONFIG)
+    except ValueError:
         return {}
     return values if isinstance(values, dict) else {}
 
@@ -231,19 +232,19 @@ def by_task(runs: Sequence[Run]) -> list[list[Run]]:
 
 def _what_is_there(folder):
     """Why a folder is no run, and which runs are inside it, since the user may have meant those."""
-    if "://" not in folder and not Path(folder).is_dir():
+    if owned_files.is_local(folder) and not Path(folder).is_dir():
         return "there is no such folder"
     needed = f"it has no {METRICS}, which `flash-tf train` writes"
-    found = [] if "://" in folder else sorted(p.parent.name for p in Path(folder).glob(f"*/{METRICS}"))
+    found = [] if not owned_files.is_local(folder) else sorted(p.parent.name for p in Path(folder).glob(f"*/{METRICS}"))
     return f"{needed}; the runs in it are {', '.join(found[:8])}{' …' * (len(found) > 8)}" if found else needed
 
 
 def _exists(path):
-    if "://" not in path:
+    if owned_files.is_local(path):
         return Path(path).exists()
     import tensorflow as tf  # slow to import, and needed for buckets alone
 
-    return tf.io.gfile.exists(path)
+    return tf.io.gfile.exists(owned_files.reachable(path))
 
 
 def _text(path):
@@ -251,7 +252,7 @@ def _text(path):
 
 
 def _bytes(path):
-    if "://" not in path:
+    if owned_files.is_local(path):
         return Path(path).read_bytes()
     import tensorflow as tf
 

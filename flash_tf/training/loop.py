@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import keras
 import orbit
@@ -14,7 +14,7 @@ from flash_tf.data.sources import SOURCES
 from flash_tf.data.stream import EvaluationBatches
 from flash_tf.data.tokenizer import Tokenizer
 from flash_tf.profiling import latency
-from flash_tf.training import actions, modelling, profile, run_directory, workers
+from flash_tf.training import actions, modelling, preflight, profile, run_directory, workers
 from flash_tf.training.evaluator import Evaluator
 from flash_tf.training.objective import OBJECTIVES
 from flash_tf.training.owner import Owner
@@ -27,7 +27,13 @@ from flash_tf.training.trainer import uses_xla
 EVALUATED_AT_ONCE = 2**14  # tokens of a batch of `evaluate`: one device may not hold the batch of many
 
 
-def train(config: Config, model_dir: str, progress: Progress, extends: bool = False) -> dict:
+def train(
+    config: Config,
+    model_dir: str,
+    progress: Progress,
+    extends: bool = False,
+    begins: Callable[[], None] = lambda: None,
+) -> dict:
     """Trains a model, or continues the run in `model_dir`. Returns the last evaluation.
 
     Args:
@@ -35,14 +41,16 @@ def train(config: Config, model_dir: str, progress: Progress, extends: bool = Fa
       model_dir: The folder of the run, local or gs://.
       progress: Shows the state of the run.
       extends: Whether the config may have more steps than the run; see `extend.extended`.
+      begins: Called once the folder is there and no other process trains in it.
 
     Raises:
       ValueError: The input is not valid, or the run diverged (`run.DivergedError`). Nothing is overwritten.
       actions.Interrupted: SIGTERM, SIGINT or SIGHUP came. The state is saved.
     """
-    config = modelling.with_masking(config)
+    config = preflight.check(config, model_dir)
     strategy = make_strategy(config.strategy, progress.line)
     with workers.together(strategy), Owner(model_dir if is_chief(strategy) else None, progress.line) as owner:
+        begins()
         run = open_run(config, model_dir, strategy, progress, extends)
         with run.begun():
             return _train(run, owner)

@@ -36,7 +36,10 @@ def _check_mixers(config):
     """Raises a ValueError if a mixer cannot read the windows of the data."""
     n = config.data.sequence_length
     for mixer in listed(config.model["mixer"]):
+        MIXERS.check(mixer)
         cls = MIXERS.get(mixer["type"])
+        if mixer.get("chunk_size", 0) > n:
+            raise ValueError(f"a mixer's chunk_size ({mixer['chunk_size']}) must be at most data.sequence_length ({n})")
         given = {name: option.default for name, option in inspect.signature(cls).parameters.items()} | mixer
         for option in ("cosine_length", "max_length"):
             if given.get(option) is not None and given[option] < n:

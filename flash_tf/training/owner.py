@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from flash_tf import owned_files
+
 OWNER = "owner.json"
 BEAT = 10  # seconds between two signs of life
 STALE = 3  # beats without a sign of life, after which an owner counts as dead
@@ -83,7 +85,7 @@ class Owner:
 
     def _locked(self, stack):
         """Locks the file until the end of `stack`; False where files have no locks."""
-        if "://" in self._model_dir:
+        if not owned_files.is_local(self._model_dir):
             return False
         file = stack.enter_context(open(self._path, "a"))
         try:

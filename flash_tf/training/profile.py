@@ -18,7 +18,7 @@ from flash_tf.profiling import latency, trace
 from flash_tf.profiling.capture import Capture
 from flash_tf.profiling.latency import Work
 from flash_tf.profiling.operations import memory_of
-from flash_tf.training import modelling, run_directory
+from flash_tf.training import modelling, preflight, run_directory
 from flash_tf.training.progress import Progress, peak_flops
 from flash_tf.training.run import Run, errors_of, make_trainer, open_run, open_stream
 from flash_tf.training.strategy import device_name, make_strategy
@@ -90,6 +90,7 @@ def _train(config, model_dir, folder, steps, progress):
 
 
 def _train_in(scratch, config, folder, steps, per_loop, progress):
+    config = preflight.check(config)
     run = open_run(config, scratch, make_strategy(config.strategy, progress.line), progress)
     stream = open_stream(run)
     trainer = make_trainer(run, stream)

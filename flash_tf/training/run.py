@@ -10,6 +10,7 @@ import keras
 import orbit
 import tensorflow as tf
 
+from flash_tf import owned_files
 from flash_tf.config import Config, TokenizerConfig
 from flash_tf.data import tokenizers
 from flash_tf.data.sources import SOURCES
@@ -288,7 +289,13 @@ def make_cache(
     config: Config, model_dir: str, tokenizer: Tokenizer, split: str, on_progress: Callable[[int, int, str], None]
 ) -> TokenCache:
     """The tokens of a split, on disk in the model directory or in the folder of `data.cache`."""
+    folder = os.path.expanduser(tokens_folder(config, model_dir))
+    return TokenCache(folder, SOURCES.build(config.data.source), tokenizer, split, on_progress)
+
+
+def tokens_folder(config: Config, model_dir: str) -> str:
+    """The folder of a run's tokens; ValueError if it is in a bucket."""
     folder = config.data.cache or f"{model_dir}/tokens"
-    if "://" in folder:
+    if not owned_files.is_local(folder):
         raise ValueError(f"tokens need a local disk: set data.cache to a local folder, got {folder}")
-    return TokenCache(os.path.expanduser(folder), SOURCES.build(config.data.source), tokenizer, split, on_progress)
+    return folder

@@ -8,10 +8,9 @@ import platform
 from collections.abc import Callable, Iterable, Iterator
 
 import tensorflow as tf
-import yaml
 
 from flash_tf import config as configs
-from flash_tf import config_merge
+from flash_tf import config_merge, owned_files, strict_yaml
 from flash_tf.data.sources import SOURCES
 from flash_tf.presets import TOKENIZERS
 
@@ -34,14 +33,11 @@ EXTENDED = ("train.steps", "optimizer.schedule_steps", "optimizer.constant_after
 
 def load_config(model_dir: str, overrides: Iterable[str] = ()) -> configs.Config:
     """The resolved config of a model directory, with overrides as in `config.load`."""
-    path = f"{model_dir}/{CONFIG}"
+    path = f"{owned_files.place(model_dir)}/{CONFIG}"
     if not tf.io.gfile.exists(path):
         raise ValueError(f"{model_dir} is not a model directory: it has no {CONFIG}, which `flash-tf train` writes")
-    try:
-        with tf.io.gfile.GFile(path) as file:
-            values = yaml.safe_load(file.read())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is damaged: it is not YAML") from error
+    with tf.io.gfile.GFile(path, "rb") as file:
+        values = strict_yaml.load(file.read(), path)
     config = configs.from_mapping(configs.Config, values, where=path)
     if not overrides:
         return config

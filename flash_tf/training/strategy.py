@@ -1,6 +1,7 @@
 """The devices that share the work. Everything else is the same for every strategy."""
 
 import platform
+import re
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -33,7 +34,16 @@ def _one_device(*_):
     return tf.distribute.OneDeviceStrategy(device)
 
 
+def check_devices(config: StrategyConfig) -> None:
+    """Raises a ValueError unless all devices that `mirrored` names are there. TensorFlow would take others instead."""
+    there = {f"{one.device_type}:{one.name.rpartition(':')[2]}": one for one in tf.config.list_logical_devices()}
+    for device in config.devices or []:
+        if device.upper().removeprefix("/").removeprefix("DEVICE:") not in there:
+            raise ValueError(f"strategy.devices {device!r} is not there: the devices here are {', '.join(there)}")
+
+
 def _mirrored(config, _):
+    check_devices(config)
     devices = config.devices
     if devices is None and not tf.config.list_logical_devices("GPU"):
         devices = [device.name for device in tf.config.list_logical_devices("CPU")]
@@ -53,8 +63,6 @@ def _multi_worker(config, report):
         if not cluster.cluster_spec():
             raise ValueError("strategy.type multi_worker needs strategy.workers or the variable TF_CONFIG, got neither")
     else:
-        if not 0 <= config.index < len(config.workers):
-            raise ValueError(f"strategy.index must be from 0 to {len(config.workers) - 1}, got {config.index}")
         cluster = tf.distribute.cluster_resolver.SimpleClusterResolver(
             tf.train.ClusterSpec({"worker": config.workers}), task_type="worker", task_id=config.index, rpc_layer="grpc"
         )
@@ -93,7 +101,7 @@ def _tpu(config, _):
             tf.config.experimental_connect_to_cluster(resolver)
         tf.tpu.experimental.initialize_tpu_system(resolver)
     except (ValueError, OSError, tf.errors.OpError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0][:200]
+        reason = re.sub(r"\. Failed in init.*|: No OpKernel.*", "", str(error).strip().splitlines()[0])
         raise ValueError(f"strategy.tpu {config.tpu!r}: no TPU answers here ({reason})") from error
     strategy = tf.distribute.TPUStrategy(resolver)
     if strategy.extended.num_hosts > 1:  # this process makes the windows, and other hosts cannot call it

@@ -249,8 +249,3 @@ def test_the_page_holds_every_picture_and_needs_nothing_else(tmp_path):
     assert "<b>&run" not in text and "<i>" not in text and "&lt;b&gt;&amp;run" in text and "6.1000" in text
     assert "http" not in text and "<script" not in text and text.count('src="data:image/png;base64,') == 4
     assert all(len(np.unique(imread(io.BytesIO(one.png)))) > 2 for one in made)
-
-
-def test_pictures_go_to_local_folders_alone():
-    with pytest.raises(ValueError, match="pictures go to a local folder: use --out, got gs://bucket/run"):
-        page.folder("gs://bucket/run")

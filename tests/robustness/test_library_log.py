@@ -112,7 +112,7 @@ def test_a_command_leaves_a_log_where_its_line_names_it_and_else_none(temporary,
     monkeypatch.setattr(config, "load", fail)
     assert cli.main(["describe", "quickstart"]) == 1
     (log,) = (path for path in temporary.iterdir() if path.is_file())
-    assert capfd.readouterr().err.endswith(f"(details in {log})\n") and "RuntimeError: broken" in log.read_text()
+    assert capfd.readouterr().err.endswith(f"the details are in {log}\n") and "RuntimeError: broken" in log.read_text()
 
 
 @pytest.mark.parametrize("script", ["install", "install_tpu", "tpu_check"])

@@ -116,8 +116,9 @@ def test_a_folder_of_another_writer_is_refused(tmp_path):
 
 def test_files_a_bucket_the_working_directory_and_a_second_writer_are_refused(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(ValueError, match="flash-tf export needs a folder, got the file .*/file"):
-        replace(tmp_path / "file")
+    for out in ("file", "file/below"):
+        with pytest.raises(ValueError, match=f"{out} needs to be a folder, and .*/file is a file"):
+            replace(tmp_path / out)
     with pytest.raises(ValueError, match="flash-tf export needs a local folder, .*, got gs://there/out"):
         replace("gs://there/out")
     (tmp_path / "work").mkdir()

@@ -1,0 +1,100 @@
+"""What training needs, found before any work: values that fit together, and files and devices that are there."""
+
+import os
+
+import keras
+import tensorflow as tf
+
+from flash_tf import model_stats, owned_files, presets
+from flash_tf.config import Config
+from flash_tf.data import tokenizers
+from flash_tf.data.sources import SOURCES
+from flash_tf.training import modelling, run_directory
+from flash_tf.training.run import tokens_folder
+from flash_tf.training.strategy import check_devices
+
+SPECIAL = 5  # pad, eos, unk, mask and cls
+
+
+def check(config: Config, model_dir: str | None = None) -> Config:
+    """The config with its masking written out, once this machine has all that it needs.
+
+    Args:
+      config: The experiment.
+      model_dir: The folder of a run, whose own tokenizer and checkpoints take the place of given ones.
+
+    Raises:
+      ValueError: A value is not valid, or a file or a device is not there.
+    """
+    config, model = check_values(config)
+    if model_dir is not None:
+        owned_files.place(os.path.expanduser(tokens_folder(config, owned_files.place(model_dir))))
+    if lacking := missing(config, model, model_dir):
+        raise ValueError(lacking[0])
+    return config
+
+
+def check_values(config: Config) -> tuple[Config, keras.Model]:
+    """The config with its masking written out, and its model without weights.
+
+    Raises:
+      ValueError: A value is not valid on any machine.
+    """
+    config = modelling.with_masking(config)
+    if (size := config.model["vocabulary_size"]) <= SPECIAL:
+        raise ValueError(f"model.vocabulary_size must be more than the {SPECIAL} special tokens, got {size}")
+    SOURCES.build(config.data.source)
+    with model_stats.without_weights():
+        return config, modelling.make_model(config)
+
+
+def missing(config: Config, model: keras.Model, model_dir: str | None = None) -> list[str]:
+    """A line about each file and device that this machine lacks. It asks no other host, and reads little."""
+    lacking = []
+    needs = (
+        lambda: _text(config),
+        lambda: _tokenizer(config, model_dir),
+        lambda: _start(config, model_dir),
+        lambda: check_devices(config.strategy),
+        lambda: _memory(model),
+    )
+    for need in needs:
+        try:
+            need()
+        except (ValueError, OSError, ImportError) as error:
+            lacking.append(" ".join(str(error).split()))
+    return lacking
+
+
+def _text(config):
+    source = SOURCES.build(config.data.source)
+    for split in ("train", "validation"):
+        source.shards(split)
+
+
+def _tokenizer(config, model_dir):
+    path = config.data.tokenizer
+    if isinstance(path, str) and (model_dir is None or tokenizers.find(model_dir) is None):
+        tokenizers.load(path, config.model["vocabulary_size"])
+
+
+def _start(config, model_dir):
+    path = config.init_from
+    if path is None or _has(model_dir, "checkpoints"):
+        return
+    if not any(_has(path, name) for name in (presets.CONFIG, run_directory.CONFIG)):
+        raise ValueError(f"init_from needs a run or a preset, and {path} is neither")
+
+
+def _memory(model):
+    """On a processor alone: a GPU's memory is not known before its work."""
+    needed, there = (
+        model_stats.weight_and_optimizer_bytes(model),
+        os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+    )
+    if needed > there and not tf.config.list_logical_devices("GPU"):
+        raise ValueError(f"the weights and the optimizer need {needed:,} bytes of memory, and there are {there:,}")
+
+
+def _has(folder, name):
+    return folder is not None and tf.io.gfile.exists(f"{folder}/{name}")
