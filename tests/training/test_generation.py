@@ -62,7 +62,7 @@ def streamed(model, prompts, steps, at=lambda step, state: state):
         tokens = ops.convert_to_tensor(found[-1].argmax(-1), "int32")
         given = (held, tokens, at(step, state))
         if program is None:
-            program = compiled(lambda *given: decoding.next_logits(model, *given), *given)
+            program = compiled(model, lambda *given: decoding.next_logits(model, *given), *given)
         logits, state = program(*given)
     logits = np.stack(found, axis=1)
     return logits.argmax(-1), logits
