@@ -53,7 +53,7 @@ test-all: lint
 	@$(PYTEST) -m "full or not full" tests/contracts $(LARGEST:%=--ignore=%)
 	@$(PYTEST) -m "full or not full" tests --ignore=tests/contracts
 	@$(ON_JAX) $(PYTEST) -m "not one_backend" $(LARGEST)
-	@$(ON_JAX) $(PYTEST) -m "not one_backend" $(filter-out $(LARGEST),$(ALSO_ON_JAX)) tests/contracts/test_masks.py
+	@$(ON_JAX) $(PYTEST) -m "not one_backend" $(filter-out $(LARGEST),$(ALSO_ON_JAX)) tests/contracts/test_masks.py tests/contracts/test_keras.py
 
 test-faults: $(VENV)/.installed-dev
 	@$(BIN)/python tests/planted_faults.py --write docs/planted_faults.md

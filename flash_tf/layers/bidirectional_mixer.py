@@ -39,7 +39,7 @@ class BidirectionalMixer(LinearMixer):
             if seed < 0:
                 raise ValueError(f"{name} needs seed >= 0, got {seed}")
             self.seed = seed
-        self.causal, self.supports_masking = causal, True
+        self.causal = causal
 
     def build(self, x_shape: tuple) -> None:
         self.build_heads(x_shape, multiple=1)

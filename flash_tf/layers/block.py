@@ -1,13 +1,14 @@
 """Pre-norm residual block around any layer."""
 
 import functools
+from collections.abc import Callable
 from typing import Any, Self
 
 import keras
 
 from flash_tf.layers.common import quantized
 from flash_tf.layers.masking import zero_padding
-from flash_tf.layers.remat import remat
+from flash_tf.layers.remat import Recomputed, remat
 from flash_tf.layers.scale_norm import ScaleNorm
 from flash_tf.layers.simple_rms_norm import SimpleRMSNorm
 from flash_tf.layers.streaming import normalized
@@ -37,7 +38,7 @@ def normalizer(kind: str, epsilon: float = EPSILON, **kwargs) -> keras.layers.La
 
 
 @keras.saving.register_keras_serializable("flash_tf")
-class ResidualBlock(keras.layers.Layer):
+class ResidualBlock(Recomputed, keras.layers.Layer):
     """`y = x + dropout(inner(norm(x)))`.
 
     Args:
@@ -45,7 +46,7 @@ class ResidualBlock(keras.layers.Layer):
       norm: "scale_norm", "layer_norm", "layer_norm_without_bias", "rms_norm" or "simple_rms_norm".
       dropout: Dropout rate of the branch's output in training.
       remat: Whether the backward pass recomputes the branch instead of keeping its activations. The dropout is outside,
-        so that both passes see one mask.
+        so that both passes see one mask. `keras.RematScope` sets it.
       norm_epsilon: Added to the mean square or the variance in the norm.
       **kwargs: Passed to `keras.layers.Layer`.
 
@@ -80,7 +81,7 @@ class ResidualBlock(keras.layers.Layer):
         self.inner, self.kind, self.rate, self.remat, self.norm_epsilon = inner, norm, dropout, remat, norm_epsilon
         self.norm = normalizer(norm, norm_epsilon, dtype=self.dtype_policy, name="norm")
         self.dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy, name="dropout")
-        self.supports_masking = True
+        self.supports_masking, self.input_spec = True, inner.input_spec
 
     def build(self, x_shape: tuple) -> None:
         self.norm.build(x_shape)
@@ -106,6 +107,10 @@ class ResidualBlock(keras.layers.Layer):
         given |= {} if prefix_mask is None else {"prefix_mask": prefix_mask}
         branch = lambda x: self.inner(self.norm(x), **given, training=training)  # noqa: E731
         return x + self.dropout(remat(branch)(x) if self.remat and training else branch(x), training=training)
+
+    def recomputed(self, call: Callable) -> Callable:
+        self.remat = True
+        return call
 
     def initial_state(self, batch: int, capacity: int | None = None, dtype: str | None = None) -> State:
         """State of `inner` before the first token; empty for a feed-forward layer. See `flash_tf.layers.mixers`."""

@@ -1,16 +1,11 @@
 """The base class of mixers around one kernel: cost, state and streaming come from the kernel's `SPEC`."""
 
-from typing import Any, Self
-
-import keras
-
-from flash_tf import renamed
-from flash_tf.layers.common import options
+from flash_tf.layers.mixer import Mixer
 from flash_tf.layers.streaming import check_capacity, check_streams
 from kernels_xla.common.spec import KernelSpec, State
 
 
-class KernelMixer(keras.layers.Layer):
+class KernelMixer(Mixer):
     """A mixer around one kernel; `flash_tf.layers.mixers` describes the members.
 
     A subclass has `causal` and implements `spec`, `case`, `sizes`, `projection_flops`, `activations`, `call` and, if
@@ -20,7 +15,6 @@ class KernelMixer(keras.layers.Layer):
     align = 1
     most_heads = 12  # by default
     grows = False
-    gated_unit = False  # whether it contains a feed-forward part, so that a block needs no other
 
     @property
     def spec(self) -> KernelSpec:
@@ -77,13 +71,3 @@ class KernelMixer(keras.layers.Layer):
 
     def flush(self, states: list[State]) -> list[State]:
         return states  # nothing is deferred
-
-    def compute_output_shape(self, x_shape: tuple) -> tuple:
-        return x_shape  # Keras on JAX cannot trace an unknown length
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), **options(self)}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Self:
-        return cls(**renamed.options(config))

@@ -41,3 +41,22 @@ def remat(function: Callable) -> Callable:
         return tf.minimum(tf.abs(tf.reshape(gradient, [-1])[0]), 0)
 
     return run
+
+
+class Recomputed:
+    """A base of layers, before `keras.layers.Layer`: `keras.RematScope` recomputes such a layer as a whole.
+
+    Keras' own form fails in a TensorFlow graph, which takes no keywords there, and for dropout on JAX.
+    """
+
+    def rematerialized_call(self, layer_call: Callable, *args, **kwargs) -> Callable:
+        """What Keras calls in place of `layer_call` under a `keras.RematScope`, whose mode may leave it as it is."""
+        if super().rematerialized_call(layer_call, *args, **kwargs) is layer_call:
+            return layer_call
+        for layer in self._flatten_layers(include_self=False):
+            layer._remat_mode = None
+        return self.recomputed(layer_call)
+
+    def recomputed(self, call: Callable) -> Callable:
+        """`call(x, ...)`, recomputed in the backward pass."""
+        return lambda x, *args, **kwargs: remat(lambda x: call(x, *args, **kwargs))(x)

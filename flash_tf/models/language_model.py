@@ -1,7 +1,7 @@
 """The stack that all language models share: embedding, positions, residual blocks, tied head."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -13,6 +13,7 @@ from flash_tf.layers.common import normal, options, own_policies
 from flash_tf.layers.feedforward import FEEDFORWARDS
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero, token_positions
+from flash_tf.layers.remat import Recomputed
 from flash_tf.layers.scaled_sin import ScaledSinusoidalEmbedding
 from flash_tf.models.transfer import Transfer, transfer
 from flash_tf.registry import Registry, listed
@@ -36,7 +37,7 @@ class TokenEmbedding(keras.layers.ReversibleEmbedding):
         return ops.transpose(ops.matmul(table, ops.transpose(rows)))[:, None]
 
 
-class LanguageModel(keras.Model):
+class LanguageModel(Recomputed, keras.Model):
     """Token ids `[b, n]` -> logits `[b, n, V]`: `norm(x) E^T + bias`, E being the embedding.
 
     The parameter counts of FLASH's tables imply a tied embedding and an output bias. The options from `embedding_norm`
@@ -56,7 +57,7 @@ class LanguageModel(keras.Model):
       max_length: The longest sequence for learned positions; None for other positions.
       dropout: Dropout rate on the output of every layer.
       remat: Number of blocks, from the first, that the backward pass recomputes instead of keeping; True for all. It
-        saves memory and costs up to a third more time.
+        saves memory and costs up to a third more time. `keras.RematScope` sets it.
       embedding_norm: The norm before the first block, or None.
       head_bias: Whether each token of the vocabulary has a bias.
       head_norm: The norm before the head; None for `norm`.
@@ -176,6 +177,12 @@ class LanguageModel(keras.Model):
             self.output_bias = self.add_weight(name="output_bias", shape=(self.vocabulary_size,), initializer="zeros")
         self.built = True
 
+    def recomputed(self, call: Callable) -> Callable:
+        self.remat = True
+        for block in self.blocks:
+            block.remat = True
+        return call
+
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """Token ids and their positions `[b, n]` -> `[b, n, d]`, the input of the first block."""
         n = token_ids.shape[1]
@@ -262,6 +269,11 @@ class LanguageModel(keras.Model):
     def head_weights(self) -> Tensor:
         """The head's matrix as `[V, d]`: the embedding, or weights of its own."""
         return self.embedding.embeddings if self.tie_embeddings else ops.transpose(self.embedding.reverse_embeddings)
+
+    @property
+    def input_dtype(self) -> str:
+        """The dtype of ids, which Keras writes into the signature of an exported model."""
+        return "int32"
 
     @property
     def kinds(self) -> list[dict]:

@@ -16,7 +16,7 @@ def fold(x: Tensor, chunk: int) -> Tensor:
     if isinstance(chunk, int) and chunk < 1:
         raise ValueError(f"chunk_size must be at least 1, got {chunk}")
     shape = ops.shape(x)
-    tail = -shape[1] % chunk
+    tail = (chunk - shape[1] % chunk) % chunk  # not -n % c, whose sign converters to ONNX get wrong
     if not (isinstance(tail, int) and tail == 0):
         x = ops.pad(x, [[0, 0], [0, tail], *[[0, 0]] * (len(shape) - 2)])
     return ops.reshape(x, (shape[0], -1, chunk, *shape[2:]))

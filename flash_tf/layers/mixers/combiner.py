@@ -83,7 +83,6 @@ class Combiner(LinearMixer):
             raise ValueError(f"Combiner: summaries must be 'axial' or 'fixed', got {summaries!r}")
         self.heads, self.chunk_size, self.causal, self.rotary = heads, chunk_size, causal, rotary
         self.summaries = summaries
-        self.supports_masking = True
 
     def build(self, x_shape: tuple) -> None:
         self.build_heads(x_shape, multiple=2 if self.rotary else 1)

@@ -63,7 +63,6 @@ class DiagAttention(LinearMixer):
         if attention not in ("softmax", "relu"):
             raise ValueError(f"DiagAttention: attention must be 'softmax' or 'relu', got {attention!r}")
         self.heads, self.chunk_size, self.causal, self.attention, self.lrpe = heads, chunk_size, causal, attention, lrpe
-        self.supports_masking = True
 
     def build(self, x_shape: tuple) -> None:
         self.build_heads(x_shape, multiple=2 if self.lrpe else 1)

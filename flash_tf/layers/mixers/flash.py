@@ -87,7 +87,6 @@ class MixedChunkAttention(KernelMixer):
         self.chunk_size, self.causal, self.key_dim, self.expansion = chunk_size, causal, key_dim, expansion
         self.gated, self.relative_bias, self.scale = gated, relative_bias, scale
         self.parts, self.overlapping, self.first_to_all = parts, overlapping, first_to_all
-        self.supports_masking = True
         gated_unit.check(self)
         check_first("MixedChunkAttention", first_to_all, causal)
         if parts not in PARTS:

@@ -72,7 +72,6 @@ class WeightedChunks(KernelMixer):
         super().__init__(**kwargs)
         self.chunk_size, self.causal, self.key_dim, self.expansion = chunk_size, causal, key_dim, expansion
         self.gated, self.relative_bias, self.scale = gated, relative_bias, scale
-        self.supports_masking = True
         gated_unit.check(self)
 
     def build(self, x_shape: tuple) -> None:

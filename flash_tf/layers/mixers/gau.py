@@ -74,7 +74,6 @@ class GatedAttentionUnit(KernelMixer):
         super().__init__(**kwargs)
         self.causal, self.key_dim, self.expansion, self.heads, self.kernel = causal, key_dim, expansion, heads, kernel
         self.gated, self.relative_bias, self.scale, self.divisor = gated, relative_bias, scale, divisor
-        self.supports_masking = True
         gated_unit.check(self)
         if heads < 1 or key_dim % (2 * heads):
             raise ValueError(f"GatedAttentionUnit: key_dim ({key_dim}) must be an even multiple of heads ({heads})")

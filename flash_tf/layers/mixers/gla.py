@@ -82,7 +82,6 @@ class GatedLinearAttention(LinearMixer):
         if gates == "none" and (gate_rank, temperature) != (RANK, TEMPERATURE):
             needed = "GatedLinearAttention: gates 'none' needs the default gate_rank and temperature"
             raise ValueError(f"{needed}, got {gate_rank} and {temperature}")
-        self.supports_masking = True
 
     def build(self, x_shape: tuple) -> None:
         d = x_shape[-1]

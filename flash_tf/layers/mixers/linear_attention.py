@@ -108,7 +108,6 @@ class LinearAttention(LinearMixer):
         if features == "favor":
             count = {} if random_features is None else {"count": random_features}
             self.favor = RandomFeatures(**count, name="favor", dtype=self.dtype_policy)
-        self.supports_masking = True
 
     def _check(self):
         check_counts(self, heads=self.heads, cosine_length=self.cosine_length, random_features=self.random_features)

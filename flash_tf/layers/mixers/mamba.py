@@ -69,7 +69,6 @@ class Mamba(LinearMixer):
         self.expansion, self.dt_rank = expansion, dt_rank
         check_causal(self)
         check_counts(self, state_size=state_size, conv_width=conv_width, expansion=expansion, dt_rank=dt_rank)
-        self.supports_masking = True
 
     def build(self, x_shape: tuple) -> None:
         self.width = x_shape[-1]

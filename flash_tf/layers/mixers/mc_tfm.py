@@ -55,7 +55,6 @@ class MixedChunkSelfAttention(LinearMixer):
         super().__init__(**kwargs)
         check_counts(self, heads=heads, chunk_size=chunk_size)
         self.heads, self.chunk_size, self.causal, self.rotary = heads, chunk_size, causal, rotary
-        self.supports_masking = True
 
     def build(self, x_shape: tuple) -> None:
         self.build_heads(x_shape, multiple=2 if self.rotary else 1)

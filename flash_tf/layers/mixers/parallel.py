@@ -1,13 +1,12 @@
 """Several mixers side by side in one block."""
 
 import math
-from typing import Any
 
 import keras
 
 from flash_tf import renamed
-from flash_tf.layers.common import options
 from flash_tf.layers.masking import padding_of
+from flash_tf.layers.mixer import Mixer
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.streaming import check_capacity, check_streams, joined, split
 from kernels_xla.common.spec import State, Tensor
@@ -15,7 +14,7 @@ from kernels_xla.common.spec import State, Tensor
 
 @MIXERS.register("parallel")
 @keras.saving.register_keras_serializable("flash_tf")
-class Parallel(keras.layers.Layer):
+class Parallel(Mixer):
     """`out = sum_i mixer_i(x)`, equal to one projection of the mixers' concatenated outputs.
 
     Source: TransNormer (arXiv:2210.10340), Table 12, which tries DiagAttention and NormAttention side by side in every
@@ -45,8 +44,6 @@ class Parallel(keras.layers.Layer):
       TensorShape([2, 10, 16])
     """
 
-    gated_unit = False  # whether it contains a feed-forward part, so that a block needs no other
-
     def __init__(self, mixers: list[dict], causal: bool = False, **kwargs):
         super().__init__(**kwargs)
         if len(mixers) < 2:
@@ -54,7 +51,6 @@ class Parallel(keras.layers.Layer):
         self.mixers, self.causal = renamed.mixer(mixers), causal
         same = {"causal": causal, "dtype": self.dtype_policy}
         self.parts = [MIXERS.build(kind, name=f"mixer_{i}", **same) for i, kind in enumerate(self.mixers)]
-        self.supports_masking = True
 
     def build(self, x_shape: tuple) -> None:
         for part in self.parts:
@@ -139,9 +135,3 @@ class Parallel(keras.layers.Layer):
 
     def _split(self, state):
         return split("mixer", state, len(self.parts))
-
-    def compute_output_shape(self, x_shape: tuple) -> tuple:
-        return x_shape  # Keras on JAX cannot trace an unknown length
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), **options(self)}

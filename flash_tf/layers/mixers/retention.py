@@ -64,7 +64,6 @@ class Retention(LinearMixer):
         check_causal(self)
         check_block_size(self)
         check_counts(self, heads=heads)
-        self.supports_masking = True
 
     def build(self, x_shape: tuple) -> None:
         self.set_heads(x_shape, multiple=2)

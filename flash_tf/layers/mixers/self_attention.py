@@ -79,7 +79,6 @@ class MultiHeadSelfAttention(KernelMixer):
             needed = "MultiHeadSelfAttention needs rope_theta > 1, and the default without rotary"
             raise ValueError(f"{needed}, got {rope_theta} with rotary {rotary}")
         self.gated, self.use_bias, self.kv_heads, self.rope_theta = gated, use_bias, kv_heads, rope_theta
-        self.supports_masking = True
 
     def build(self, x_shape: tuple) -> None:
         self.set_heads(x_shape, multiple=2 if self.rotary else 1)
