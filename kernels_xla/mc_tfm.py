@@ -9,6 +9,7 @@ from keras import ops
 
 from kernels_xla import diag_attention as diag
 from kernels_xla.common import accumulate, recurrence
+from kernels_xla.common.accumulate import sum_dtype
 from kernels_xla.common.chunking import fold, sum_of_earlier, unfold
 from kernels_xla.common.masks import documents, zero_outside
 from kernels_xla.common.recurrence import of_heads
@@ -90,7 +91,8 @@ def mc_tfm_attention(
 
 def _shared(q, tokens):
     """Divides queries by the number of tokens that they read, `[..., 1, 1]`. Queries are narrower than the sums."""
-    return ops.cast(ops.cast(q, tokens.dtype) / ops.maximum(tokens, 1), q.dtype)
+    wide = sum_dtype(q)
+    return ops.cast(ops.cast(q, wide) / ops.cast(ops.maximum(tokens, 1), wide), q.dtype)
 
 
 def mc_tfm_attention_reference(q, k, v, lin_q, lin_k, *, chunk_size, causal=False, padding_mask=None, segment_ids=None):

@@ -13,6 +13,7 @@ PUBLIC = 1e-4  # of logits of a public library's model, whose sums run in anothe
 FLOAT32_RUN = 1e-4  # of the losses of a few steps: each step's update passes the roundings before it on, and grows them
 BFLOAT16 = 2**-8  # one rounding of the result to 8 significant bits (2^-9), and as much for float32 angles
 BFLOAT16_LAYER = 2**-5  # a dozen roundings of 2^-9, one after the other
+ROUNDED = 1e-10  # a second difference over a step of 1e-7: its curvature leaves 1e-12, one rounding to float32 6e-8
 RANDOM_FEATURES = 0.05  # of softmax attention by 8,192: a weight exp(q k) is off by exp(|q + k|^2 / 2) / sqrt(8,192)
 INT8 = 0.05  # weights and activations of two layers on 255 levels, a rounding of half a percent each
 BFLOAT16_FACTOR = 2  # times the reference's own error in bfloat16, which nobody can avoid

@@ -16,6 +16,7 @@ from flash_tf.layers.kernel_mixer import KernelMixer
 from flash_tf.layers.offset_scale import OffsetScale
 from flash_tf.layers.relative_bias import RelativeBias
 from flash_tf.layers.streaming import check_streams, next_positions
+from kernels_xla.common.accumulate import sum_dtype
 from kernels_xla.common.rotary import rope_tables, rotate
 from kernels_xla.common.spec import State, Tensor
 from kernels_xla.flash import decode
@@ -63,7 +64,7 @@ def project(unit: KernelMixer, x: Tensor, shapes: list | None = None) -> tuple[T
 
 def rotated(unit: KernelMixer, heads: dict[str, Tensor], positions: Tensor) -> dict[str, Tensor]:
     """Rotates every head `[b, n, s]` by global positions."""
-    cos, sin = rope_tables(positions, unit.key_dim)
+    cos, sin = rope_tables(positions, unit.key_dim, sum_dtype(next(iter(heads.values()))))
     return {name: rotate(head, cos, sin) for name, head in heads.items()}
 
 
@@ -114,7 +115,7 @@ def extend_in_chunks(
         heads = rotated(unit, unit.offset_scale(z), positions)
         attended, state = kernel.extend(state, **heads, v=v, **bias(unit), valid=valid, **unit.case)
     else:
-        cos, sin = (ops.expand_dims(x, 2) for x in rope_tables(positions, unit.key_dim))
+        cos, sin = (ops.expand_dims(x, 2) for x in rope_tables(positions, unit.key_dim, sum_dtype(z)))
         heads = rotate(z[:, :, None] * precomputed["scales"] + precomputed["offsets"], cos, sin)  # [b, 1, h, s]
         case = {"chunk_size": unit.chunk_size, "scale": unit.scale}
         out, state = kernel.step(state, heads[:, 0], v[:, 0], precomputed.get("bias"), valid=valid, **case)

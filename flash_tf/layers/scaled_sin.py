@@ -43,11 +43,12 @@ class ScaledSinusoidalEmbedding(keras.layers.Layer):
         self.built = True
 
     def call(self, positions: Tensor) -> Tensor:
-        cos, sin = sinusoids(positions, self.width)
+        wide = "float64" if self.compute_dtype == "float64" else "float32"
+        cos, sin = sinusoids(positions, self.width, wide)
         table = ops.concatenate([sin, cos], axis=-1)
         if on_tpu():
             table = made_once(table, positions)
-        return ops.cast(ops.cast(self.a, "float32") * table, self.compute_dtype)
+        return ops.cast(ops.cast(self.a, wide) * table, self.compute_dtype)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "width": self.width}

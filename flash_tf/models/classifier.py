@@ -8,6 +8,7 @@ from keras import ops
 
 from flash_tf.layers.common import normal, own_policies
 from flash_tf.models.language_model import LanguageModel, unpack
+from kernels_xla.common.accumulate import sum_dtype
 from kernels_xla.common.spec import Tensor
 
 
@@ -78,10 +79,11 @@ class Classifier(LanguageModel):
 
     def mean(self, token_ids: Tensor, padding_mask: Tensor | None = None, **options) -> Tensor:
         """The mean of the last layer's activations over the real tokens of each row, `[b, d]`."""
-        x = ops.cast(self.encode(token_ids, padding_mask=padding_mask, **options), "float32")
+        x = self.encode(token_ids, padding_mask=padding_mask, **options)
+        x = ops.cast(x, sum_dtype(x))
         if padding_mask is None:
             return ops.cast(ops.mean(x, axis=1), self.compute_dtype)
-        real = ops.cast(padding_mask, "float32")[..., None]
+        real = ops.cast(padding_mask, x.dtype)[..., None]
         total = ops.sum(ops.where(real > 0, x, ops.zeros_like(x)), axis=1)
         return ops.cast(total / ops.maximum(ops.sum(real, axis=1), 1.0), self.compute_dtype)
 

@@ -9,6 +9,7 @@ from flash_tf.layers.common import check_counts, normal
 from flash_tf.layers.linear_mixer import LinearMixer, check_block_size, check_causal
 from flash_tf.layers.mixers import MIXERS
 from kernels_xla import gla, linear_attention
+from kernels_xla.common.accumulate import sum_dtype
 from kernels_xla.common.norms import scale_norm
 from kernels_xla.common.spec import KernelSpec, Tensor
 
@@ -129,7 +130,7 @@ class GatedLinearAttention(LinearMixer):
         return inputs, [self.gate_projection(x)]
 
     def _log_gates(self, logits):
-        return self.split(ops.log_sigmoid(ops.cast(logits, "float32")) / self.temperature)
+        return self.split(ops.log_sigmoid(ops.cast(logits, sum_dtype(logits))) / self.temperature)
 
     def leave(self, out: Tensor, rest: list[Tensor]) -> Tensor:
         out = scale_norm(out, 1.0, epsilon=1e-5) * ops.cast(self.norm_scale, out.dtype)

@@ -10,6 +10,7 @@ from flash_tf.layers.common import check_counts
 from flash_tf.layers.linear_mixer import LinearMixer, check_block_size
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.random_features import RandomFeatures
+from kernels_xla.common.accumulate import sum_dtype
 from kernels_xla.common.norms import simple_rms_norm
 from kernels_xla.common.rotary import rotary
 from kernels_xla.common.spec import KernelSpec, Tensor
@@ -176,8 +177,8 @@ class LinearAttention(LinearMixer):
 
     def _weighted(self, x, positions):
         """`[b, n, h, s]` -> `[b, n, h, 2s]`: x times cosines and sines of a quarter turn over `cosine_length`."""
-        angle = ops.cast(positions, "float32")[..., None, None] * (math.pi / 2 / self.cosine_length)
-        wide = ops.cast(x, "float32")
+        wide = ops.cast(x, sum_dtype(x))
+        angle = ops.cast(positions, wide.dtype)[..., None, None] * (math.pi / 2 / self.cosine_length)
         both = ops.concatenate([wide * ops.cos(angle), wide * ops.sin(angle)], axis=-1)
         return ops.cast(both, x.dtype)
 

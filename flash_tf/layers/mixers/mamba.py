@@ -9,6 +9,7 @@ from flash_tf.layers.linear_mixer import LinearMixer, check_causal
 from flash_tf.layers.masking import zero_padding
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.streaming import check_capacity, check_streams
+from kernels_xla.common.accumulate import sum_dtype
 from kernels_xla.common.spec import KernelSpec, State, Tensor
 from kernels_xla.mamba import convolution
 from kernels_xla.mamba.selective_scan import SPEC
@@ -114,8 +115,8 @@ class Mamba(LinearMixer):
         x = ops.silu(x)
         r, s = self.rank, self.state_size
         steps, b, c = ops.split(self.state_projection(x), [r, r + s], axis=-1)
-        bias, log_rate, d = (ops.cast(w, "float32") for w in (self.step_bias, self.log_decay_rate, self.skip))
-        dt = ops.softplus(ops.cast(self.step_projection(steps), "float32") + bias)
+        bias, log_rate, d = (ops.cast(w, sum_dtype(x)) for w in (self.step_bias, self.log_decay_rate, self.skip))
+        dt = ops.softplus(ops.cast(self.step_projection(steps), bias.dtype) + bias)
         a = -ops.exp(ops.reshape(log_rate, (self.inner, s)))
         return {"x": x, "dt": dt, "a": a, "b": b, "c": c, "d": d}, []
 

@@ -10,6 +10,7 @@ from flash_tf.layers.common import check_counts, normal
 from flash_tf.layers.linear_mixer import LinearMixer, check_block_size, check_causal
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero
+from kernels_xla.common.accumulate import sum_dtype
 from kernels_xla.common.norms import scale_norm
 from kernels_xla.common.rotary import rotary
 from kernels_xla.common.spec import KernelSpec, Tensor
@@ -90,7 +91,7 @@ class Retention(LinearMixer):
 
     def log_decay(self) -> np.ndarray:
         """The logarithm of each head's gamma, `[h]`."""
-        return np.log1p(-(2.0 ** (-5 - np.arange(self.heads)))).astype("float32")
+        return np.log1p(-(2.0 ** (-5 - np.arange(self.heads))))
 
     def enter(self, x: Tensor, positions: Tensor) -> tuple[dict[str, Tensor], list[Tensor]]:
         d, pairs = self.width, self.width // self.heads // 2
@@ -99,8 +100,9 @@ class Retention(LinearMixer):
         q, k = (rotary(self.split(part), positions, base=base) for part in (q, k))
         k = k * ops.cast((2 * pairs) ** -0.5, k.dtype)
         # The positions make this a runtime value: a compiler would store a constant table in the program.
-        zero = ops.cast(runtime_zero(positions), "float32")
-        log_decay = ops.broadcast_to(ops.convert_to_tensor(self.log_decay()) + zero, (*ops.shape(x)[:2], self.heads))
+        zero = ops.cast(runtime_zero(positions), sum_dtype(x))
+        log_decay = ops.convert_to_tensor(self.log_decay(), zero.dtype) + zero
+        log_decay = ops.broadcast_to(log_decay, (*ops.shape(x)[:2], self.heads))
         return {"q": q, "k": k, "v": self.split(v), "log_decay": log_decay}, [gate]
 
     def leave(self, out: Tensor, rest: list[Tensor]) -> Tensor:
