@@ -16,7 +16,7 @@ STEP = 1e-7
 
 
 def rounding(function, x):
-    """The second difference of a smooth function over a small step, which its roundings leave, over its largest value."""
+    """The second difference of a smooth function over a small step, which roundings leave, over its largest value."""
     along = np.random.default_rng(2).normal(size=x.shape)
     before, at, after = (to_numpy(function(ops.convert_to_tensor(x + s * STEP * along, "float64"))) for s in (-1, 0, 1))
     return np.max(np.abs(before - 2 * at + after)) / np.max(np.abs(at))
