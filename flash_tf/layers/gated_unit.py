@@ -98,37 +98,61 @@ def chunked_shapes(unit: KernelMixer, x: Tensor) -> list:
     return [row] * unit.gated + [(b, -1, unit.chunk_size) if whole else (b, n), row]
 
 
-def extend_in_chunks(
-    unit: KernelMixer,
-    kernel: ModuleType,
-    x: Tensor,
-    state: State,
-    positions: Tensor | None,
-    valid: Tensor | None,
-    precomputed: dict | None,
-) -> tuple[Tensor, State]:
-    """The next tokens of each row of a unit with chunks; `kernel` is the module with `extend` and `step`."""
-    check_streams(unit, unit.obstacle)
-    gate, v, z = project(unit, x, chunked_shapes(unit, x))
-    positions = next_positions(state["position"], ops.shape(x)[1]) if positions is None else positions
-    if precomputed is None:
-        heads = rotated(unit, unit.offset_scale(z), positions)
-        attended, state = kernel.extend(state, **heads, v=v, **bias(unit), valid=valid, **unit.case)
-    else:
-        cos, sin = (ops.expand_dims(x, 2) for x in rope_tables(positions, unit.key_dim, sum_dtype(z)))
-        heads = rotate(z[:, :, None] * precomputed["scales"] + precomputed["offsets"], cos, sin)  # [b, 1, h, s]
-        case = {"chunk_size": unit.chunk_size, "scale": unit.scale}
-        out, state = kernel.step(state, heads[:, 0], v[:, 0], precomputed.get("bias"), valid=valid, **case)
-        attended = out[:, None]
-    return leave(unit, gate, attended), state
+class ChunkedUnit(KernelMixer):
+    """A unit with chunks, without its attention: what FLASH and its variant with weighted chunks share.
 
+    A subclass has `call` and `decoding`, the module of its kernel with `extend`, `step` and `flush`.
+    """
 
-def precompute_chunks(unit: KernelMixer, state: State) -> dict:
-    """What a loop over single tokens makes once for a unit with chunks: stacked scales, offsets, bias by distance."""
-    weights = {"scales": unit.offset_scale.scales, "offsets": unit.offset_scale.offsets}
-    made = {k: ops.stack([ops.cast(w, unit.compute_dtype) for w in of_heads]) for k, of_heads in weights.items()}
-    if "quad_q" not in unit.head_names:
-        return made
-    vectors = bias(unit) or {"a": None, "b": None}
-    case = {"chunk_size": unit.chunk_size, "scale": unit.scale}
-    return {**made, "bias": decode.precompute(state, **vectors, **case)}
+    gated_unit = True
+    decoding: ModuleType
+
+    def build(self, x_shape: tuple) -> None:
+        build(self, x_shape)
+
+    @property
+    def align(self) -> int:
+        """Documents must start at multiples of the chunk."""
+        return self.chunk_size
+
+    def sizes(self, b: int = 1, n: int | None = None) -> dict[str, int]:
+        return {"b": b, "n": n, "s": self.key_dim, "e": self.value_width}
+
+    def projection_flops(self) -> int:
+        return projection_flops(self)
+
+    def extend(
+        self,
+        x: Tensor,
+        state: State,
+        positions: Tensor | None = None,
+        valid: Tensor | None = None,
+        precomputed: dict | None = None,
+    ) -> tuple[Tensor, State]:
+        """The next tokens of each row; see `flash_tf.layers.mixers`."""
+        check_streams(self, self.obstacle)
+        gate, v, z = project(self, x, chunked_shapes(self, x))
+        positions = next_positions(state["position"], ops.shape(x)[1]) if positions is None else positions
+        if precomputed is None:
+            heads = rotated(self, self.offset_scale(z), positions)
+            attended, state = self.decoding.extend(state, **heads, v=v, **bias(self), valid=valid, **self.case)
+        else:
+            cos, sin = (ops.expand_dims(x, 2) for x in rope_tables(positions, self.key_dim, sum_dtype(z)))
+            heads = rotate(z[:, :, None] * precomputed["scales"] + precomputed["offsets"], cos, sin)  # [b, 1, h, s]
+            case = {"chunk_size": self.chunk_size, "scale": self.scale}
+            out, state = self.decoding.step(state, heads[:, 0], v[:, 0], precomputed.get("bias"), valid=valid, **case)
+            attended = out[:, None]
+        return leave(self, gate, attended), state
+
+    def precompute(self, state: State) -> dict:
+        """What a loop over single tokens makes once: stacked scales and offsets, and the bias by distance."""
+        weights = {"scales": self.offset_scale.scales, "offsets": self.offset_scale.offsets}
+        made = {k: ops.stack([ops.cast(w, self.compute_dtype) for w in of_heads]) for k, of_heads in weights.items()}
+        if "quad_q" not in self.head_names:
+            return made
+        vectors = bias(self) or {"a": None, "b": None}
+        case = {"chunk_size": self.chunk_size, "scale": self.scale}
+        return {**made, "bias": decode.precompute(state, **vectors, **case)}
+
+    def flush(self, states: list[State]) -> list[State]:
+        return self.decoding.flush(states, self.chunk_size)

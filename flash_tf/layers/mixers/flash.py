@@ -5,11 +5,10 @@ from typing import Any
 import keras
 
 from flash_tf.layers import gated_unit
-from flash_tf.layers.kernel_mixer import KernelMixer
 from flash_tf.layers.masking import zero_padding
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero, token_positions
-from kernels_xla.common.spec import State, Tensor
+from kernels_xla.common.spec import Tensor
 from kernels_xla.flash import decode
 from kernels_xla.flash.attention import SPEC, mixed_chunk_attention
 from kernels_xla.flash.first_to_all import check_first
@@ -24,7 +23,7 @@ NO_INTRA_CHUNK = (False, "normalized", False, "none")  # what `parts="global"` n
 
 @MIXERS.register("flash")
 @keras.saving.register_keras_serializable("flash_tf")
-class MixedChunkAttention(KernelMixer):
+class MixedChunkAttention(gated_unit.ChunkedUnit):
     """The FLASH layer: quadratic attention inside chunks, linear attention across them, one gate.
 
     Source: FLASH (arXiv:2202.10447), section 3.2 and Code 1; see `kernels_xla.flash.attention` for the formula.
@@ -67,7 +66,7 @@ class MixedChunkAttention(KernelMixer):
     """
 
     spec = SPEC
-    gated_unit = True
+    decoding = decode
 
     def __init__(
         self,
@@ -95,9 +94,6 @@ class MixedChunkAttention(KernelMixer):
             names = "relative_bias, scale, overlapping, first_to_all"
             raise ValueError(f"MixedChunkAttention: parts 'global' needs {names} = {NO_INTRA_CHUNK}, got {given}")
 
-    def build(self, x_shape: tuple) -> None:
-        gated_unit.build(self, x_shape)
-
     def call(
         self,
         x: Tensor,
@@ -121,34 +117,6 @@ class MixedChunkAttention(KernelMixer):
             offset=runtime_zero(positions),
         )
         return gated_unit.leave(self, u, attended)
-
-    def extend(
-        self,
-        x: Tensor,
-        state: State,
-        positions: Tensor | None = None,
-        valid: Tensor | None = None,
-        precomputed: dict | None = None,
-    ) -> tuple[Tensor, State]:
-        """The next tokens of each row; see `flash_tf.layers.mixers`."""
-        return gated_unit.extend_in_chunks(self, decode, x, state, positions, valid, precomputed)
-
-    def precompute(self, state: State) -> dict:
-        return gated_unit.precompute_chunks(self, state)
-
-    def flush(self, states: list[State]) -> list[State]:
-        return decode.flush(states, self.chunk_size)
-
-    @property
-    def align(self) -> int:
-        """Documents must start at multiples of the chunk."""
-        return self.chunk_size
-
-    def sizes(self, b: int = 1, n: int | None = None) -> dict[str, int]:
-        return {"b": b, "n": n, "s": self.key_dim, "e": self.value_width}
-
-    def projection_flops(self) -> int:
-        return gated_unit.projection_flops(self)
 
     @property
     def head_names(self) -> tuple[str, ...]:

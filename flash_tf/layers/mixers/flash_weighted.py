@@ -5,18 +5,17 @@ from typing import Any
 import keras
 
 from flash_tf.layers import gated_unit
-from flash_tf.layers.kernel_mixer import KernelMixer
 from flash_tf.layers.masking import zero_padding
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero, token_positions
-from kernels_xla.common.spec import State, Tensor
+from kernels_xla.common.spec import Tensor
 from kernels_xla.flash import weighted_decode
 from kernels_xla.flash.weighted import SPEC, weighted_mixed_chunk_attention
 
 
 @MIXERS.register("flash_weighted")
 @keras.saving.register_keras_serializable("flash_tf")
-class WeightedChunks(KernelMixer):
+class WeightedChunks(gated_unit.ChunkedUnit):
     """The FLASH layer with chunks weighed by scores: `A [g, h]`, a softmax over the chunks h that chunk g sees.
 
     Source: FLASH (arXiv:2202.10447), Appendix A. The paper describes the variant; the formula is our definition. Two
@@ -55,7 +54,7 @@ class WeightedChunks(KernelMixer):
 
     grows = True
     spec = SPEC
-    gated_unit = True
+    decoding = weighted_decode
     head_names = ("quad_q", "quad_k", "lin_q", "lin_k", "sum_q", "sum_k")
 
     def __init__(
@@ -73,9 +72,6 @@ class WeightedChunks(KernelMixer):
         self.chunk_size, self.causal, self.key_dim, self.expansion = chunk_size, causal, key_dim, expansion
         self.gated, self.relative_bias, self.scale = gated, relative_bias, scale
         gated_unit.check(self)
-
-    def build(self, x_shape: tuple) -> None:
-        gated_unit.build(self, x_shape)
 
     def call(
         self,
@@ -100,34 +96,6 @@ class WeightedChunks(KernelMixer):
             offset=runtime_zero(positions),
         )
         return gated_unit.leave(self, u, attended)
-
-    def extend(
-        self,
-        x: Tensor,
-        state: State,
-        positions: Tensor | None = None,
-        valid: Tensor | None = None,
-        precomputed: dict | None = None,
-    ) -> tuple[Tensor, State]:
-        """The next tokens of each row; see `flash_tf.layers.mixers`."""
-        return gated_unit.extend_in_chunks(self, weighted_decode, x, state, positions, valid, precomputed)
-
-    def precompute(self, state: State) -> dict:
-        return gated_unit.precompute_chunks(self, state)
-
-    def flush(self, states: list[State]) -> list[State]:
-        return weighted_decode.flush(states, self.chunk_size)
-
-    @property
-    def align(self) -> int:
-        """Documents must start at multiples of the chunk."""
-        return self.chunk_size
-
-    def sizes(self, b: int = 1, n: int | None = None) -> dict[str, int]:
-        return {"b": b, "n": n, "s": self.key_dim, "e": self.value_width}
-
-    def projection_flops(self) -> int:
-        return gated_unit.projection_flops(self)
 
     @property
     def case(self) -> dict[str, Any]:
