@@ -19,8 +19,10 @@ LOST = ("no longer answers: start all workers again, and they go on from the new
 
 def as_command(folder, *arguments, err="stderr"):
     """Starts `flash-tf` as a process of its own, which imports all that it needs."""
+    (folder / "temporary").mkdir(exist_ok=True)
+    environment, command = {**os.environ, "TMPDIR": str(folder / "temporary")}, [sys.executable, "-m", "flash_tf.cli"]
     with open(folder / "stdout", "w") as out, open(folder / err, "w") as lines:
-        return subprocess.Popen([sys.executable, "-m", "flash_tf.cli", *map(str, arguments)], stdout=out, stderr=lines)
+        return subprocess.Popen([*command, *map(str, arguments)], stdout=out, stderr=lines, env=environment)
 
 
 def ended(process):
@@ -62,16 +64,16 @@ def outcome(model_dir):
 
 
 class Killer:
-    """Starts and kills the processes of a run at moments that a seed draws.
+    """Kills processes of a run at moments that a seed draws.
 
     Args:
       seed: Of the moments.
-      steps: Of the whole run.
       seconds: From the start of a process to its first step.
+      signals: Those to choose from.
     """
 
-    def __init__(self, seed, steps, seconds):
-        self._seed, self._draw, self._steps, self._seconds = seed, random.Random(seed), steps, seconds
+    def __init__(self, seed, seconds, signals=(signal.SIGKILL,)):
+        self._seed, self._draw, self._seconds, self._signals = seed, random.Random(seed), seconds, signals
         self.kills = 0
 
     def kill(self, processes, model_dir):
@@ -83,12 +85,13 @@ class Killer:
         while done(model_dir) < steps and not ended(processes[number]):
             time.sleep(0.001)
         time.sleep(delay)
+        sent = self._draw.choice(self._signals)
         if not ended(processes[number]):
-            os.kill(processes[number].pid, signal.SIGKILL)
-        if status(processes[number]) != -signal.SIGKILL:
+            os.kill(processes[number].pid, sent)
+        if status(processes[number]) != (-sent if sent == signal.SIGKILL else 128 + sent):
             return None
         self.kills += 1
-        sys.stdout.write(f"seed {self._seed}, kill {self.kills}: process {number} {delay:.3f} s after ")
+        sys.stdout.write(f"seed {self._seed}, {self.kills}: {sent.name} to process {number}, {delay:.3f} s after ")
         sys.stdout.write(f"{f'step {steps}' if steps else 'its start'}; {done(model_dir)} steps are there\n")
         return number
 
@@ -114,14 +117,14 @@ def whole_run(start, folder, steps):
     ],
 )
 def test_a_run_that_is_killed_and_started_again_ends_as_one_that_is_not(tmp_path, begin, kills, seed):
-    steps = 16 + 16 * kills
+    steps = 8 + 12 * kills
     path, runs_made = write(tmp_path, steps), 0
 
     def start(name):
         return [begin(tmp_path, "train", path, "--model-dir", tmp_path / name)]
 
     want, seconds = whole_run(start, tmp_path, steps)
-    killer = Killer(seed, steps, seconds)
+    killer = Killer(seed, seconds)
     while killer.kills < kills:
         name, processes = f"killed{runs_made}", start(f"killed{runs_made}")
         if killer.kill(processes, tmp_path / name) is None or killer.kills == kills:
@@ -130,6 +133,41 @@ def test_a_run_that_is_killed_and_started_again_ends_as_one_that_is_not(tmp_path
             assert status(processes[0]) == 0, (tmp_path / "stderr").read_text()
             assert outcome(tmp_path / name) == want
             runs_made += 1  # a run that was quicker than the kills leaves the rest of them to another one
+
+
+@pytest.mark.full
+def test_a_signal_at_any_moment_ends_a_run_with_a_line_at_a_step_that_is_saved(tmp_path):
+    asked, steps = 30, 400
+    path, number = write(tmp_path, steps), 0
+
+    def start(name):
+        process = as_command(tmp_path, "train", path, "--model-dir", tmp_path / name)
+        while not list((tmp_path / "temporary").iterdir()):  # before that Python itself begins
+            assert not ended(process)
+            time.sleep(0.001)
+        return [process]
+
+    want, seconds = whole_run(start, tmp_path, steps)
+    killer = Killer(4, seconds, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    while killer.kills < asked:
+        model_dir, processes = tmp_path / f"stopped{number}", start(f"stopped{number}")
+        if killer.kill(processes, model_dir) is None:
+            assert status(processes[0]) == 0, (tmp_path / "stderr").read_text()
+            assert outcome(model_dir) == want
+            number += 1
+            continue
+        name = signal.Signals(status(processes[0]) - 128).name
+        *before, last = (tmp_path / "stderr").read_text().splitlines()
+        assert last in (
+            f"flash-tf: stopped by {name}",
+            f"flash-tf: stopped by {name}; the same command goes on from here",
+        )
+        assert not [line for line in before if "flash-tf: " in line]
+        saved = runs.checkpoints(model_dir)
+        assert done(model_dir) == (int(saved[-1].name[5:]) if saved else 0)
+        assert not list((tmp_path / "temporary").iterdir()) and not (model_dir / "owner.json").exists()
+    assert status(start(model_dir.name)[0]) == 0
+    assert outcome(model_dir) == want
 
 
 @pytest.mark.full
@@ -144,7 +182,7 @@ def test_two_workers_either_of_which_is_killed_and_started_again_end_as_two_that
         return [as_command(tmp_path, "train", path, *option, err=f"err{i}") for i, option in enumerate(options)]
 
     want, seconds = whole_run(start, tmp_path, steps)
-    killer = Killer(3, steps, seconds)
+    killer = Killer(3, seconds)
     while killer.kills < kills:
         name, processes = f"killed{runs_made}", start(f"killed{runs_made}")
         if (number := killer.kill(processes, tmp_path / name)) is not None:
