@@ -12,6 +12,7 @@ import pytest
 from flash_tf import cli
 from flash_tf.commands import describe
 from flash_tf.training import actions
+from flash_tf.training.trainer import Trainer
 from tests.training import runs
 
 ROOT = Path(__file__).parents[1]
@@ -92,3 +93,8 @@ def test_a_second_signal_during_training_goes_to_whoever_listened_before():
     finally:
         signal.signal(signal.SIGTERM, before)
     assert heard == [signal.SIGTERM] and stopped
+
+
+def test_a_loop_between_two_looks_at_signals_lasts_four_seconds_or_one_step():
+    length = lambda seconds: Trainer.steps_per_loop.fget(types.SimpleNamespace(_seconds=seconds, _most=100))  # noqa: E731
+    assert [length(seconds) for seconds in (None, 30.0, 1.5, 0.5, 0.001)] == [1, 1, 2, 8, 100]

@@ -14,6 +14,7 @@ from tests.training import runs
 from tests.training.test_strategies import free_ports
 
 TIMED = {"tokens_per_second"}  # of a record; all else in it follows from config and text
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LOST = ("no longer answers: start all workers again, and they go on from the newest checkpoint", ": not there")
 
 
@@ -22,7 +23,14 @@ def as_command(folder, *arguments, err="stderr"):
     (folder / "temporary").mkdir(exist_ok=True)
     environment, command = {**os.environ, "TMPDIR": str(folder / "temporary")}, [sys.executable, "-m", "flash_tf.cli"]
     with open(folder / "stdout", "w") as out, open(folder / err, "w") as lines:
-        return subprocess.Popen([*command, *map(str, arguments)], stdout=out, stderr=lines, env=environment)
+        into = {"stdout": out, "stderr": lines, "env": environment, "preexec_fn": listen}
+        return subprocess.Popen([*command, *map(str, arguments)], **into)
+
+
+def listen():
+    """Lets a process hear signals that the shell of these tests ignores, as it does in the background."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
 
 
 def ended(process):
@@ -139,16 +147,17 @@ def test_a_run_that_is_killed_and_started_again_ends_as_one_that_is_not(tmp_path
 def test_a_signal_at_any_moment_ends_a_run_with_a_line_at_a_step_that_is_saved(tmp_path):
     asked, steps = 30, 400
     path, number = write(tmp_path, steps), 0
+    logs = lambda: list((tmp_path / "temporary").glob("flash-tf-*.log"))  # noqa: E731
 
     def start(name):
         process = as_command(tmp_path, "train", path, "--model-dir", tmp_path / name)
-        while not list((tmp_path / "temporary").iterdir()):  # before that Python itself begins
+        while not logs():  # before that Python itself begins
             assert not ended(process)
             time.sleep(0.001)
         return [process]
 
     want, seconds = whole_run(start, tmp_path, steps)
-    killer = Killer(4, seconds, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    killer = Killer(4, seconds, SIGNALS)
     while killer.kills < asked:
         model_dir, processes = tmp_path / f"stopped{number}", start(f"stopped{number}")
         if killer.kill(processes, model_dir) is None:
@@ -165,7 +174,7 @@ def test_a_signal_at_any_moment_ends_a_run_with_a_line_at_a_step_that_is_saved(t
         assert not [line for line in before if "flash-tf: " in line]
         saved = runs.checkpoints(model_dir)
         assert done(model_dir) == (int(saved[-1].name[5:]) if saved else 0)
-        assert not list((tmp_path / "temporary").iterdir()) and not (model_dir / "owner.json").exists()
+        assert not logs() and not (model_dir / "owner.json").exists()
     assert status(start(model_dir.name)[0]) == 0
     assert outcome(model_dir) == want
 
