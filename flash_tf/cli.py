@@ -5,6 +5,7 @@ Commands import TensorFlow when they run, so that --help is quick.
 
 import argparse
 import contextlib
+import errno
 import importlib
 import importlib.metadata
 import os
@@ -24,6 +25,8 @@ from flash_tf.library_log import LibraryLog
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE = 5  # seconds after a signal in which a command may clean up
 INSIDE = re.compile(r"{{|\[Op:|__wrapped__|\x1b")  # in messages about the inside of a graph
+OF_FILE = re.compile(r"(?:{{.*}} )?(\S.*); ([^;\[]+?)(?: \[Op:.*)?")  # TensorFlow's errors of a local file
+REASONS = {os.strerror(number) for number in errno.errorcode}
 LONGEST = 1000  # characters of a message
 KEPT_SECONDS = 30 * 24 * 3600  # a program that XLA compiled
 
@@ -176,6 +179,7 @@ def _explain(error: BaseException, log: LibraryLog) -> tuple[int, str]:
     if isinstance(error, _Stopped):
         return 128 + number, f"stopped by {error}"
     text = _said(error) or f"something failed that should not: the details are in {log.keep()}"
+    text = re.sub(r"[\x00-\x1f\x7f]", "?", text)
     return 1, text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
@@ -189,6 +193,8 @@ def _said(error):
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     text = " ".join(str(error).split())
+    if "OpError" in kinds and (of_file := OF_FILE.fullmatch(text)) and of_file[2] in REASONS:
+        return f"{of_file[2]}: {of_file[1]}"
     if INSIDE.search(text) or not (isinstance(error, ValueError | OSError | ImportError) or "OpError" in kinds):
         return ""
     return f"a file cannot be used: {text}" if "OpError" in kinds else text

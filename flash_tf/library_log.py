@@ -1,6 +1,7 @@
 """Sends what libraries write to standard error to a file, so that the user sees the package's own lines alone."""
 
 import contextlib
+import io
 import os
 import shutil
 import stat
@@ -25,7 +26,8 @@ class LibraryLog:
         self._python = sys.stderr
         self.console = os.fdopen(os.dup(2), "w", buffering=1, encoding=self._python.encoding, errors="backslashreplace")
         self._progress = Progress(self.console)
-        sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+        lossy = io.BufferedWriter(_Lossy(2, "w", closefd=False))
+        sys.stderr = io.TextIOWrapper(lossy, "utf-8", "backslashreplace", line_buffering=True)
         try:
             file, self._private = tempfile.mkstemp(prefix="flash-tf-", suffix=".log")
         except OSError:  # no temporary folder can be written
@@ -75,6 +77,16 @@ class LibraryLog:
             with contextlib.suppress(OSError):
                 os.remove(self._private)
             self._private = None
+
+
+class _Lossy(io.FileIO):
+    """A file that loses what a full disk does not take, so that the command goes on to its own line."""
+
+    def write(self, data):
+        try:
+            return super().write(data)
+        except OSError:
+            return len(data)
 
 
 def _plain(path):

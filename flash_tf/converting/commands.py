@@ -27,6 +27,7 @@ def convert(source: str, out: str, to: str, licence: str | None, report: Callabl
     """
     if not Path(source, CONFIG).is_file() and not Path(source, "config.yaml").is_file():
         raise ValueError(f"{source} has no {CONFIG}: convert needs a public model, a preset or a run")
+    owned_files.local(out, "flash-tf convert")  # before the work
     public = converter.is_public(source)
     model = converter.from_public(source) if public else loading.load(source)
     kept = read_config(source) if public else owned_files.json_of(f"{source}/{KEPT}")

@@ -101,9 +101,10 @@ def _run(model_dir):
         with tf.io.gfile.GFile(path) as file:
             try:
                 run = json.load(file)
-                return run and {**run, "config": _resolved(run["config"], path)}
+                before = run == {} and not _trained(model_dir)  # its first step
+                return {} if before else {**run, "config": _resolved(run["config"], path)}
             except (ValueError, TypeError, KeyError) as error:
-                raise ValueError(f"{path} is damaged: {error}") from error
+                raise ValueError(f"{path} is damaged: it is not the fingerprint of a run ({error})") from error
     if _trained(model_dir):  # by a version that wrote no fingerprint
         if not tf.io.gfile.exists(f"{model_dir}/{CONFIG}"):
             raise ValueError(f"{model_dir} has checkpoints or records but no {CONFIG}: use another --model-dir")

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from flash_tf.exporting import saved_model
 from tests.exporting import models
 
 SECTIONS = models.sections()
@@ -186,5 +187,5 @@ def test_there_are_a_hundred_bad_requests():
 def test_a_model_whose_divisor_is_the_length_of_the_text_has_no_signature_that_decodes(tmp_path):
     section = SECTIONS["causal-flash_quad"]
     section = {**section, "mixer": {**section["mixer"], "divisor": "length"}}
-    _, about = models.exported(models.directory(tmp_path, section), tmp_path / "out")
-    assert set(about["signatures"]) == {"embed", "score", "logits"}
+    run, options = models.restored(models.directory(tmp_path, section)), saved_model.Options(new_tokens=models.NEW)
+    assert set(saved_model.served(run, options).endpoints()) == {"embed", "score", "logits"}
