@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import keras
 from keras.src.backend.common import global_state
 
-from flash_tf.config import Config
+from flash_tf.config import Config, TokenizerConfig
 from flash_tf.registry import mixer_name
 
 REMEMBERED = "uninitialized_variables"
@@ -22,12 +22,13 @@ def describe(config: Config, model: keras.Model, predicted: int) -> dict:
       predicted: Positions of a sequence on which training runs the head.
 
     Returns:
-      `parameters`, the trainable ones; `forward_flops_per_token` and `training_flops_per_token` (three times as many;
-      causal attention counts half, recomputation does not count); `decode_state_bytes` of one sequence of this length,
-      in bfloat16 with float32 sums, null if the model does not decode; `activation_bytes_per_step`, an estimate for the
-      global batch; `weight_and_optimizer_bytes`, in float32, with weights that are not trained.
+      `tokenizer`, its file or the kind that is trained; `parameters`, the trainable ones; `forward_flops_per_token` and
+      `training_flops_per_token` (three times as many; causal attention counts half, recomputation does not count);
+      `decode_state_bytes` of one sequence of this length, in bfloat16 with float32 sums, null if the model does not
+      decode; `activation_bytes_per_step`, an estimate for the global batch; `weight_and_optimizer_bytes`, in float32,
+      with weights that are not trained.
     """
-    n = config.data.sequence_length
+    n, tokenizer = config.data.sequence_length, config.data.tokenizer
     forward = model.flops(n, predicted) / n
     parameters = _count(model.trainable_variables)
     itemsize = 2 if config.train.precision == "mixed_bfloat16" else 4
@@ -36,6 +37,8 @@ def describe(config: Config, model: keras.Model, predicted: int) -> dict:
         "mixer": mixer_name(config.model["mixer"]),
         "sequence_length": n,
         "batch_size": config.batch_size,
+        "vocabulary_size": config.model["vocabulary_size"],
+        "tokenizer": tokenizer if isinstance(tokenizer, str) else f"{(tokenizer or TokenizerConfig()).train}, trained",
         "parameters": parameters,
         "forward_flops_per_token": round(forward),
         "training_flops_per_token": round(3 * forward),
@@ -76,6 +79,7 @@ def as_text(described: dict) -> str:
     rows = [
         ("model", f"{d['model']}, mixer {d['mixer']}"),
         ("batch", f"{d['batch_size']:,} sequences of {d['sequence_length']:,} tokens"),
+        ("vocabulary", f"{d['vocabulary_size']:,} ids, tokenizer {d['tokenizer']}"),
         ("parameters", f"{d['parameters'] / 1e6:,.2f} M"),
         ("FLOPs per token", f"{d['forward_flops_per_token'] / 1e6:,.1f} M forward, "
          f"{d['training_flops_per_token'] / 1e6:,.1f} M training"),

@@ -32,7 +32,9 @@ def add_arguments(parser) -> None:
 
 
 def run(args, log) -> None:
+    from flash_tf.data import tokenizers
     from flash_tf.exporting import saved_model
+    from flash_tf.exporting.graph_tokenizers import check_tokenizer
     from flash_tf.training.restore import restore
 
     counts = {"new_tokens": args.max_new_tokens, "top_k": args.top_k}
@@ -45,6 +47,8 @@ def run(args, log) -> None:
         **{name: value for name, value in counts.items() if value is not None},
     )
     saved_model.check_folder(args.out)  # before the work
+    if not args.ids_only and (path := tokenizers.find(args.model_dir)):
+        check_tokenizer(tokenizers.load(path))
     progress = log.progress()
     restored = restore(args.model_dir, progress.line, args.checkpoint)
     wrong, kind, other = ("top_k", "causal", "masked") if restored.model.causal else ("new_tokens", "masked", "causal")

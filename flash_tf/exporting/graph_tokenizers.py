@@ -14,13 +14,18 @@ CUT = "\0flash-tf\0"  # between stretches of text; no meaningful text has it
 
 def graph_tokenizer(tokenizer: Tokenizer) -> "GraphTokenizer":
     """The operators of a tokenizer; ValueError if there are none for its kind."""
+    check_tokenizer(tokenizer)
     kinds = {SentencePiece: SentencePieceOperators, ByteLevel: ByteLevelOperators, WordLevel: WordOperators}
-    if type(tokenizer) not in kinds:
+    return kinds[type(tokenizer)](tokenizer)
+
+
+def check_tokenizer(tokenizer: Tokenizer) -> None:
+    """Raises a ValueError if there are no operators for a tokenizer of this kind."""
+    if type(tokenizer) not in (SentencePiece, ByteLevel, WordLevel):
         raise ValueError(
             "an export holds a SentencePiece model, byte-level BPE that splits text as GPT-2 does, or words, and no "
             "other tokenizer.json: train with the model's tokenizer.model, if it has one, or export with --ids-only"
         )
-    return kinds[type(tokenizer)](tokenizer)
 
 
 class GraphTokenizer(tf.Module):

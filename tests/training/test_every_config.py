@@ -1,16 +1,17 @@
 """Every config of the package starts: its source is read, its tokenizer is made, and a step is trained."""
 
-import dataclasses
 import shutil
 
 import pytest
 
 from flash_tf import config
-from flash_tf.data import tokenizers
-from flash_tf.training import loop
+from flash_tf.data import stream, tokenizers
+from flash_tf.data.sources import SOURCES
+from flash_tf.training import loop, run
 from tests.contracts.test_configs import SMALL, shrunk
 from tests.training import made_text, runs
 
+SMALL_VOCABULARY = 1_200
 WORDS = 268_000  # more than the vocabulary of WikiText-103
 KEPT = {name: size for name, size in SMALL.items() if name != "vocabulary_size"}
 
@@ -51,12 +52,48 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def small_folder(tmp_path_factory):
+    """A little of the same text."""
+    folder = tmp_path_factory.mktemp("little")
+    made_text.write(folder, 3_000)
+    made_text.write_vocabulary(folder, SMALL_VOCABULARY)
+    return folder
+
+
+def shrunk_in(name, folder, sizes, *overrides):
+    """The config at small size, to run in `folder`."""
+    tfds = ["data.source.data_dir=tfds"] if config.load(name).data.source["type"] == "tfds" else []
+    return shrunk(name, sizes, f"data.cache={folder / 'tokens'}", *tfds, *overrides)
+
+
+@pytest.mark.parametrize("name", representatives())
+def test_each_kind_of_config_reads_its_source_with_its_kind_of_tokenizer(name, small_folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(small_folder)
+    small = shrunk_in(name, small_folder, {**SMALL, "vocabulary_size": SMALL_VOCABULARY})
+    tokenizer = run.make_tokenizer(small, str(tmp_path), chief=True, report=lambda line: None)
+    assert tokenizer.vocabulary_size == SMALL_VOCABULARY
+    assert [path.name for path in tmp_path.iterdir()] == [tokenizer.file]
+    cache = run.make_cache(small, str(tmp_path), tokenizer, "validation", lambda *progress: None)
+    batches = stream.EvaluationBatches(
+        cache, sequence_length=64, overlap=0, packing="concatenate", align=1, batch_size=2, windows=2
+    )
+    (batch,) = batches
+    tokens = batch["tokens"]
+    assert tokens.shape == (2, 64)
+    assert 0 <= tokens.min() <= tokens.max() < SMALL_VOCABULARY
+    text = next(SOURCES.build(small.data.source).documents("validation", cache.shards[0]))
+    found = tokenizer.decode(tokens[0][tokens[0] != tokenizer.eos_id])
+    known = [word for word in found.split()[:-1] if word != "<unk>"]
+    assert len(known) > 10 or kind_of(name)[1] == config.TokenizerConfig(train="word")
+    assert set(known) <= set(text.split())
+
+
 def start(name, folder, monkeypatch, sizes, *overrides):
     """Trains the first step of a config in `folder`, as `flash-tf train` would; the last evaluation."""
     monkeypatch.chdir(folder)
-    tfds = ["data.source.data_dir=tfds"] if config.load(name).data.source["type"] == "tfds" else []
-    small = shrunk(name, sizes, "train.steps=1", "train.jit_compile=false", "evaluation.windows=2", *tfds, *overrides)
-    small = dataclasses.replace(small, data=dataclasses.replace(small.data, cache=str(folder / "tokens")))
+    overrides = ("train.steps=1", "train.jit_compile=false", "evaluation.windows=2", *overrides)
+    small = shrunk_in(name, folder, sizes, *overrides)
     shutil.rmtree(folder / "run", ignore_errors=True)
     (folder / "run").mkdir()
     return small, loop.train(small, str(folder / "run"), runs.Lines())

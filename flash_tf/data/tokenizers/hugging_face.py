@@ -69,9 +69,7 @@ class HuggingFace(Tokenizer):
             elif i not in unseen:
                 stretches[-1].append(int(i))
         texts = [self._library.decode(one, skip_special_tokens=False) for one in stretches]
-        return f" {MASK} ".join(text if len(texts) == 1 else text.strip() for text in texts).strip(
-            " " if len(texts) > 1 else ""
-        )
+        return texts[0] if len(texts) == 1 else f" {MASK} ".join(text.strip(" ") for text in texts).strip(" ")
 
 
 def parsed(data: bytes, where: str) -> dict[str, Any]:
