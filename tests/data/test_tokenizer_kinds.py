@@ -147,38 +147,32 @@ def test_a_tokenizer_json_with_byte_fallback_gives_the_ids_and_texts_of_its_sent
         check_tokenizer(tokenizer)
 
 
-def graph_of(tokenizer, folder):
-    """The tokenizer of a SavedModel: functions `plain`, `masked` and `write`."""
-    served = tf.Module()
-    served.reader = reader = TextReader(tokenizer, 1 << 20)
-    texts = [tf.TensorSpec([None], tf.string)]
-    served.plain = tf.function(lambda text: reader.read(text)[:2], input_signature=texts)
-    served.masked = tf.function(lambda text: reader.read(text, masks=True)[:2], input_signature=texts)
-    served.write = tf.function(reader.write, input_signature=[tf.TensorSpec([None, None], tf.int32)])
-    tf.saved_model.save(served, str(folder))
-    return tf.saved_model.load(str(folder))
-
-
 def check_graph(tokenizer, texts, folder):
     """The operators of an exported tokenizer give the ids and the texts of the tokenizer in Python."""
-    graph = graph_of(tokenizer, folder)
-    masked = [text[:9] + f" <mask>{text[9:]}<mask> <mask>." for text in texts]
-    for read, given, encode in ((graph.plain, texts, tokenizer.encode), (graph.masked, masked, None)):
-        want = encode(given) if encode else [tokenizer.encode_with_masks(text) for text in given]
-        full = [(text, ids) for text, ids in zip(given, want, strict=True) if len(ids)]
-        found, lengths = read(tf.constant([text.encode() for text, _ in full]))
-        written = graph.write(found).numpy()
-        for (text, ids), row, length, back in zip(full, found.numpy(), lengths.numpy(), written, strict=True):
-            assert row[:length].tolist() == ids.tolist(), text
-            assert back.decode() == tokenizer.decode(ids), text
+    served = tf.Module()
+    served.reader = reader = TextReader(tokenizer, 1 << 20)
+    served.read = tf.function(
+        lambda text: reader.read(text, masks=True)[:2], input_signature=[tf.TensorSpec([None], tf.string)]
+    )
+    served.write = tf.function(reader.write, input_signature=[tf.TensorSpec([None, None], tf.int32)])
+    tf.saved_model.save(served, str(folder))
+    graph = tf.saved_model.load(str(folder))
+    texts = [*texts, *(text[:9] + f" <mask>{text[9:]}<mask> <mask>." for text in texts)]
+    encoded = [(text, tokenizer.encode_with_masks(text)) for text in texts]
+    encoded = [(text, ids) for text, ids in encoded if len(ids)]
+    found, lengths = graph.read(tf.constant([text.encode() for text, _ in encoded]))
+    written = graph.write(found).numpy()
+    for (text, ids), row, length, back in zip(encoded, found.numpy(), lengths.numpy(), written, strict=True):
+        assert row[:length].tolist() == ids.tolist(), text
+        assert back.decode() == tokenizer.decode(ids), text
     ids = np.random.default_rng(0).integers(0, tokenizer.vocabulary_size, [100, 9]).astype(np.int32)
     assert [text.decode() for text in graph.write(ids).numpy()] == [tokenizer.decode(row) for row in ids]
 
 
 @pytest.mark.parametrize("name", thinned(KINDS, "bytes", "words"))
 def test_an_exported_graph_gives_the_same_ids_and_texts(name, made, documents, tmp_path):
-    lines = [line + "\n" for document in documents for line in document.splitlines()][:500]
-    check_graph(made(name), [*STRANGE, *lines, documents[0]], tmp_path)
+    lines = [line + "\n" for document in documents for line in document.splitlines()][:200]
+    check_graph(made(name), [*STRANGE, *lines, documents[0][:9000]], tmp_path)
 
 
 FOREIGN = {
@@ -233,14 +227,11 @@ def test_special_ids_that_a_file_lacks_take_the_last_ids_and_text_is_spelled_wit
     assert (full.special_ids, full.unk_id, full.lost) == ((1197, 1, 1198, 1199), None, [1197, 1198, 1199])
     assert (roomy.special_ids, roomy.lost) == ((1245, 1, 1246, 1247), [])
     assert (roomy.vocabulary_size, roomy.piece(1244), roomy.piece(1247)) == (1248, "<unused1244>", "<cls>")
-    lost = [full._library.id_to_token(i) or roomy.piece(i) for i in full.lost]
     texts = [bytes(roomy.spelled[i]).decode() for i in full.lost] + [text for text in STRANGE if text]
-    assert len(lost) == 3
     assert any(len(ids) == 1 and ids[0] in full.lost for ids in roomy.encode(texts))
     for one, other, text in zip(full.encode(texts), roomy.encode(texts), texts, strict=True):
         assert full.decode(one) == roomy.decode(other) == text
         assert not set(one.tolist()) & set(full.special_ids)
-    check_graph(full, texts[:50], tmp_path / "graph")
 
 
 def test_a_vocabulary_with_merges_is_read_by_file_or_folder(made, tmp_path):

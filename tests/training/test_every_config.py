@@ -24,8 +24,8 @@ def kind_of(name):
 
 
 def representatives():
-    """The first config of each kind."""
-    return list({kind_of(name): name for name in reversed(config.names())}.values())
+    """The first config of each kind, but quickstart, which `tests/test_quickstart.py` trains."""
+    return list({kind_of(name): name for name in reversed(config.names()) if name != "quickstart"}.values())
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_each_kind_of_config_reads_its_source_with_its_kind_of_tokenizer(name, s
     assert 0 <= tokens.min() <= tokens.max() < SMALL_VOCABULARY
     text = next(SOURCES.build(small.data.source).documents("validation", cache.shards[0]))
     found = tokenizer.decode(tokens[0][tokens[0] != tokenizer.eos_id])
-    known = [word for word in found.split()[:-1] if word != "<unk>"]
+    known = [word for word in found.split()[:-1] if word not in ("<unk>", "⁇")]
     assert len(known) > 10 or kind_of(name)[1] == config.TokenizerConfig(train="word")
     assert set(known) <= set(text.split())
 

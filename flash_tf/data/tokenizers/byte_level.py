@@ -116,7 +116,7 @@ def as_json(vocabulary: bytes, merges: bytes, where: str) -> bytes:
         pairs = [tuple(line.rstrip("\r").split(" ")) for line in lines]
         return _plain(models.BPE(vocab=ids, merges=pairs)).to_str().encode()
     except Exception as error:  # the library raises this very class
-        raise ValueError(f"{where} is no vocabulary with merges: {error}") from None
+        raise ValueError(f"{where} is no vocabulary with merges: {' '.join(str(error).split())}") from None
 
 
 def _plain(model):

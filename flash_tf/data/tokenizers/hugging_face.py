@@ -87,7 +87,9 @@ def _library(spec, where):
     try:
         library = tokenizers.Tokenizer.from_str(json.dumps(spec))
     except Exception as error:  # the library raises this very class
-        raise ValueError(f"{where} is no tokenizer.json of Hugging Face's tokenizers: {error}") from None
+        raise ValueError(
+            f"{where} is no tokenizer.json of Hugging Face's tokenizers: {' '.join(str(error).split())}"
+        ) from None
     library.no_padding()
     library.no_truncation()
     library.encode_special_tokens = True

@@ -86,7 +86,7 @@ class SentencePiece(Tokenizer):
         self.strips = not self.visibly and normalizer.remove_extra_whitespaces
         self.keeps_whitespace = not self.strips
         for id in self.lost if trainer.byte_fallback else ():
-            proto.pieces[id].type = _Piece.UNUSED
+            proto.pieces[id].type, proto.pieces[id].piece = _Piece.CONTROL, f"<lost{id}>"
         self.graph_model = proto.SerializeToString(deterministic=True) if trainer.byte_fallback else model
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=self.graph_model)
         special = list(self.special_ids)
