@@ -186,7 +186,7 @@ def test_a_saved_model_takes_texts_of_any_length_where_its_signature_says_so(tmp
     import tensorflow as tf
 
     model, x, _ = made("causal_lm")
-    model.export(tmp_path / "saved", verbose=False, input_signature=[keras.InputSpec((None, None), "int32")])
+    model.export(tmp_path / "saved", verbose=False, input_signature=[keras.InputSpec("int32", (None, None))])
     served = tf.saved_model.load(str(tmp_path / "saved"))  # its functions do not keep it
     for n in (1, 8, N):
         assert relative_error(np.array(served.serve(x[:, :n])), to_numpy(model(x[:, :n]))) < FLOAT32
