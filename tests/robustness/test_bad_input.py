@@ -167,6 +167,22 @@ def test_a_sample_of_the_table_is_refused_in_one_line_and_changes_nothing(folder
     assert [one for one in found if one] == []
 
 
+@pytest.mark.one_backend
+def test_describe_names_in_one_line_what_training_needs_and_the_machine_lacks(folder, monkeypatch, capfd):
+    monkeypatch.chdir(folder)
+    lacking = {
+        "data.source.validation=none.txt": "source 'text_files' needs files for validation, but 'none.txt'",
+        "data.tokenizer=none.model": "tokenizer model none.model cannot be read",
+        "init_from=none": "init_from needs a run or a preset, and none is neither",
+        "strategy={type: mirrored, devices: ['GPU:7']}": "strategy.devices 'GPU:7' is not there",
+        "model.width=2000000": "the weights and the optimizer need",
+    }
+    assert cli.main(["describe", "masked.yaml", *(part for one in lacking for part in ("--set", one))]) == 0
+    out, err = capfd.readouterr()
+    assert out.startswith("model  ") and err.startswith("this machine lacks what training needs: ")
+    assert err.count("\n") == 1 and all(said in err for said in lacking.values()), err
+
+
 @pytest.mark.full
 @pytest.mark.one_backend
 @pytest.mark.parametrize("name", [*commands.NAMES, "none"])
