@@ -71,7 +71,7 @@ def gau_attention(
     """
     batch, n = ops.shape(q)[:2]
     at, ids = ops.arange(n, dtype="int32") + offset, documents(padding_mask, segment_ids)
-    tokens = ops.broadcast_to(ops.cast(_tokens_seen(at - offset, ids, causal, divisor), "float32"), (batch, n))
+    tokens = ops.broadcast_to(ops.cast(tokens_seen(at - offset, ids, causal, divisor), "float32"), (batch, n))
     bias = lambda queries, keys: None if a is None else relative_bias(a, b, queries, keys)  # noqa: E731
     if prefix_mask is not None:
         seen = _seen_with_prefix(prefix_mask, ids, at)
@@ -84,7 +84,7 @@ def gau_attention(
     return ops.concatenate(out, axis=1)
 
 
-def _tokens_seen(at, ids, causal, divisor):
+def tokens_seen(at, ids, causal, divisor="position"):
     """N for each query, at least 1: an int, or numbers `[i]` or `[b, i]`."""
     if isinstance(divisor, int):
         return divisor

@@ -11,15 +11,14 @@ import keras
 import numpy as np
 from safetensors.numpy import save_file
 
-from flash_tf import owned_files
+from flash_tf import owned_files, presets
 from flash_tf.converting import families
-from flash_tf.converting.entries import public_shapes, to_ours, to_public
-from flash_tf.converting.tensor_file import CONFIG, HEAD, TENSORS, check_tensors, open_tensors, read_config
+from flash_tf.converting.entries import to_ours, to_public
+from flash_tf.converting.tensor_file import CONFIG, TENSORS, check_tensors, open_tensors, read_config
 from flash_tf.layers.common import options as options_of
 from flash_tf.model_stats import without_weights
-from flash_tf.models.causal_lm import CausalLM
-from flash_tf.models.language_model import MODELS
-from flash_tf.registry import mixer_name
+from flash_tf.models.language_model import LanguageModel
+from flash_tf.registry import check_options, mixer_name
 
 WRITER = "convert"
 EMBEDDING = "embedding/embeddings"
@@ -32,7 +31,7 @@ def is_public(folder: str) -> bool:
     return "model_type" in owned_files.json_of(f"{folder}/{CONFIG}")
 
 
-def from_public(folder: str) -> CausalLM:
+def from_public(folder: str) -> LanguageModel:
     """The model of a public folder with config.json and model.safetensors, or several files with an index.
 
     Raises:
@@ -49,11 +48,22 @@ def from_public(folder: str) -> CausalLM:
         raise ValueError(f"{where} needs {error.args[0]}, which is not there") from error
     except (TypeError, ValueError, ArithmeticError) as error:
         raise ValueError(f"{where}: {error}") from error
-    model = MODELS.build({"type": "causal_lm", **options})  # which checks the types of options
+    check_options(family.MODEL, options, where=where)
+    model = family.MODEL(**options)
     model.build()
-    with open_tensors(folder, family.PREFIX) as tensors:
+    with open_tensors(folder, family.PREFIX, family.HEAD) as tensors:
         _assign(model, family, tensors, folder)
+    model.tokenizer = _tokenizer(folder, model.vocabulary_size)
     return model
+
+
+def _tokenizer(folder, vocabulary_size):
+    """The tokenizer in a folder, or None if it has none that is read here and has no ids outside the vocabulary."""
+    try:
+        found = presets.read_tokenizer(folder, vocabulary_size)
+    except ValueError:
+        return None
+    return None if found is None or found.vocabulary_size > vocabulary_size else found
 
 
 def _check_fixed(family, public, where):
@@ -65,14 +75,14 @@ def _check_fixed(family, public, where):
 def _assign(model, family, tensors, folder):
     variables, found = _variables(model), tensors.shapes()
     entries = list(family.entries(model))
-    needed = {}
-    for entry in entries:
-        needed |= public_shapes(entry, tuple(variables[entry.ours].shape))
-    if HEAD in found and HEAD not in needed:
+    shaped = lambda name: np.broadcast_to(np.zeros((), "int8"), tuple(variables[name].shape))  # noqa: E731
+    needed = {name: x.shape for name, x in to_public(entries, shaped).items()}
+    head = family.HEAD
+    if head in found and head not in needed:
         table = next(entry.theirs[0] for entry in entries if entry.ours == EMBEDDING)
-        if table not in found or not np.array_equal(tensors[HEAD], tensors[table]):
-            raise ValueError(f"{folder}: {HEAD} must equal {table}, because tie_word_embeddings is true; it does not")
-        del found[HEAD]
+        if table not in found or not np.array_equal(tensors[head], tensors[table]):
+            raise ValueError(f"{folder}: {head} must equal {table}, because tie_word_embeddings is true; it does not")
+        del found[head]
     check_tensors(needed, found, family.IGNORED, folder)
     for entry in entries:
         variables[entry.ours].assign(to_ours(entry, tuple(variables[entry.ours].shape), tensors.__getitem__))
@@ -82,12 +92,11 @@ def _variables(model):
     return {variable.path.partition("/")[2]: variable for variable in model.weights}
 
 
-def to_tensors(model: CausalLM, family: ModuleType) -> dict[str, np.ndarray]:
+def to_tensors(model: LanguageModel, family: ModuleType) -> dict[str, np.ndarray]:
     """The public tensors of a model that a family can compute, float32."""
-    variables, found = _variables(model), {}
-    for entry in family.entries(model):
-        found |= to_public(entry, keras.ops.convert_to_numpy(variables[entry.ours].value).astype("float32"))
-    return found
+    variables = _variables(model)
+    value_of = lambda name: keras.ops.convert_to_numpy(variables[name].value).astype("float32")  # noqa: E731
+    return to_public(family.entries(model), value_of)
 
 
 def family_of(model: keras.Model) -> tuple[str, ModuleType, dict[str, Any]]:
@@ -96,14 +105,14 @@ def family_of(model: keras.Model) -> tuple[str, ModuleType, dict[str, Any]]:
     Raises:
       ValueError: There is none. The message says what the nearest one would need.
     """
-    if not isinstance(model, CausalLM):
-        raise ValueError(f"a public architecture needs a CausalLM, got a {type(model).__name__}")
     faults = {}
     for name in families.names():
         family = families.get(name)
+        if type(model) is not family.MODEL:
+            continue
         with contextlib.suppress(AttributeError, IndexError, ValueError):  # its layers or positions are of other kinds
             config = family.public(model)
-            faults[name] = _differences(model, family.options(config))
+            faults[name] = _differences(model, family.MODEL, family.options(config))
             if not faults[name]:
                 return name, family, config
     if not faults:
@@ -116,10 +125,10 @@ def family_of(model: keras.Model) -> tuple[str, ModuleType, dict[str, Any]]:
     raise ValueError(f"no public architecture computes this model: the nearest, {name}, needs {needed}")
 
 
-def _differences(model, needed):
+def _differences(model, cls, needed):
     """`(option, what a family needs, what the model has)` for each option in which they differ."""
     with without_weights():
-        again = CausalLM(**needed)
+        again = cls(**needed)
         again.build()
     ours, theirs = _described(model), _described(again)
     return [(k, theirs.get(k), ours.get(k)) for k in {**theirs, **ours} if theirs.get(k) != ours.get(k)]
@@ -128,6 +137,7 @@ def _differences(model, needed):
 def _described(model):
     """Every option that changes what a built model computes, by name."""
     stack = {**options_of(model), "head_norm": model.head_norm or model.norm}
+    stack["head_norm_epsilon"] = model.norm_epsilon if model.head_norm_epsilon is None else model.head_norm_epsilon
     inner = {}
     for i, block in enumerate(model.blocks):
         own = {**options_of(block.inner), "type": type(block.inner).__name__}
@@ -136,7 +146,7 @@ def _described(model):
     return {**{name: value for name, value in stack.items() if name not in UNSEEN}, **inner}
 
 
-def save_public(model: CausalLM, out: str, kept: Mapping[str, Any], files: Mapping[str, str]) -> str:
+def save_public(model: LanguageModel, out: str, kept: Mapping[str, Any], files: Mapping[str, str]) -> str:
     """Writes config.json and model.safetensors under public names.
 
     Args:
@@ -158,6 +168,8 @@ def save_public(model: CausalLM, out: str, kept: Mapping[str, Any], files: Mappi
         (folder / CONFIG).write_text(json.dumps(whole, indent=2) + "\n", "utf-8")
         save_file(tensors, folder / TENSORS, metadata={"format": "pt"})  # which `transformers` asks for
         shutil.copymode(folder / CONFIG, folder / TENSORS)  # the library writes it for its owner alone
+        if model.tokenizer is not None:
+            model.tokenizer.save(str(folder / model.tokenizer.file))
         for file, text in files.items():
             (folder / file).write_text(text, "utf-8")
     return name

@@ -1,9 +1,12 @@
 """How variables of ours are made of public tensors, and the other way round. Both ways are exact."""
 
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
+
+ROW = "#"
 
 
 class Entry(NamedTuple):
@@ -11,10 +14,12 @@ class Entry(NamedTuple):
 
     Attributes:
       ours: The variable's path below the model's name.
-      theirs: Names of public tensors, which we join along our last axis. Without one, the variable must be zero.
+      theirs: Names of public tensors, which we join along our last axis. `name#2` is row 2 of a tensor. Without one,
+        the variable must be zero.
       turned: Whether the public matrices are `[out, in]`, as in `torch.nn.Linear`.
       parts: Their widths along our last axis; None for equal ones.
       shape: The public shape, if it is neither ours nor its transpose.
+      order: For each of our channels the public one, among the joined; None for the same order.
     """
 
     ours: str
@@ -22,6 +27,7 @@ class Entry(NamedTuple):
     turned: bool = False
     parts: tuple[int, ...] | None = None
     shape: tuple[int, ...] | None = None
+    order: tuple[int, ...] | None = None
 
 
 def linear(ours: str, *theirs: str, parts: tuple[int, ...] | None = None, use_bias: bool = False) -> Iterator[Entry]:
@@ -31,32 +37,48 @@ def linear(ours: str, *theirs: str, parts: tuple[int, ...] | None = None, use_bi
         yield Entry(f"{ours}/bias", tuple(f"{name}.bias" for name in theirs), parts=parts)
 
 
-def to_public(entry: Entry, value: np.ndarray) -> dict[str, np.ndarray]:
-    """The public tensors of a variable.
+def to_public(entries: Iterable[Entry], value_of: Callable[[str], np.ndarray]) -> dict[str, np.ndarray]:
+    """The public tensors of variables, which `value_of` gives by their paths.
 
     Raises:
-      ValueError: The variable has no public tensor, and is not zero.
+      ValueError: A variable has no public tensor, and is not zero.
     """
+    found, rows = {}, defaultdict(list)
+    for entry in entries:
+        for name, value in _parts(entry, value_of(entry.ours)):
+            tensor, mark, _ = name.partition(ROW)
+            if mark:
+                rows[tensor].append(value)  # they come in their order
+            else:
+                found[name] = value
+    return found | {name: np.stack(values) for name, values in rows.items()}
+
+
+def _parts(entry, value):
     if not entry.theirs:
         if np.any(value):
             raise ValueError(f"{entry.ours} needs zeros, because the public architecture has no such weight")
-        return {}
+        return
+    value = np.atleast_1d(value)
+    value = value if entry.order is None else value[..., np.argsort(entry.order)]
     ends = np.cumsum(entry.parts or [value.shape[-1] // len(entry.theirs)] * len(entry.theirs))[:-1]
-    found = [part.T if entry.turned else part for part in np.split(value, ends, axis=-1)]
-    shaped = [part if entry.shape is None else part.reshape(entry.shape) for part in found]
-    return dict(zip(entry.theirs, map(np.ascontiguousarray, shaped), strict=True))
-
-
-def public_shapes(entry: Entry, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """The shapes of the public tensors of a variable."""
-    return {name: x.shape for name, x in to_public(entry, np.broadcast_to(np.zeros((), "int8"), shape)).items()}
+    for name, part in zip(entry.theirs, np.split(value, ends, axis=-1), strict=True):
+        part = part.T if entry.turned else part
+        yield name, np.ascontiguousarray(part if entry.shape is None else part.reshape(entry.shape))
 
 
 def to_ours(entry: Entry, shape: tuple[int, ...], read: Callable[[str], np.ndarray]) -> np.ndarray:
     """A variable of some shape, from the public tensors that `read` finds by name."""
-    found = [read(name) for name in entry.theirs]
+    found = [_row(name, read) for name in entry.theirs]
     if not found:
         return np.zeros(shape, "float32")
     if entry.shape is not None:
         found = [x.reshape(shape[::-1] if entry.turned else shape) for x in found]
-    return np.concatenate([x.T if entry.turned else x for x in found], axis=-1)
+    joined = found[0] if len(found) == 1 else np.concatenate(found, axis=0 if entry.turned else -1)
+    joined = joined.T if entry.turned else joined
+    return joined if entry.order is None else joined[..., list(entry.order)]
+
+
+def _row(name, read):
+    tensor, mark, row = name.partition(ROW)
+    return read(tensor)[int(row)] if mark else read(tensor)

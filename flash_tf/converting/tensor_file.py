@@ -12,7 +12,6 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 CONFIG, TENSORS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-HEAD = "lm_head.weight"
 
 
 def read_config(folder: str) -> dict[str, Any]:
@@ -49,12 +48,13 @@ class TensorFiles:
 
 
 @contextlib.contextmanager
-def open_tensors(folder: str, prefix: str) -> Iterator[TensorFiles]:
+def open_tensors(folder: str, prefix: str, head: str) -> Iterator[TensorFiles]:
     """The tensors of a folder, whose files stay open inside.
 
     Args:
       folder: A public model.
       prefix: How names start in a model with a head. Names of a model without one get it.
+      head: The name of the head's matrix, which has no prefix.
 
     Raises:
       ValueError: There is no file of tensors, or it is damaged.
@@ -68,7 +68,7 @@ def open_tensors(folder: str, prefix: str) -> Iterator[TensorFiles]:
                 raise ValueError(f"{path} is damaged or missing: {' '.join(str(error).split())}") from error
             names |= {name: (file, name) for name in file.keys()}  # noqa: SIM118  a file is no mapping
         if not any(name.startswith(prefix) for name in names):
-            names = {name if name == HEAD else prefix + name: found for name, found in names.items()}
+            names = {name if name == head else prefix + name: found for name, found in names.items()}
         yield TensorFiles(names)
 
 

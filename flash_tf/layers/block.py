@@ -39,7 +39,7 @@ def normalizer(kind: str, epsilon: float = EPSILON, **kwargs) -> keras.layers.La
 
 @keras.saving.register_keras_serializable("flash_tf")
 class ResidualBlock(Recomputed, keras.layers.Layer):
-    """`y = x + dropout(inner(norm(x)))`.
+    """`y = x + dropout(inner(norm(x)))`, or `norm(x + dropout(inner(x)))` with `post_norm`.
 
     Args:
       inner: The layer inside: a mixer or a feed-forward layer.
@@ -47,6 +47,7 @@ class ResidualBlock(Recomputed, keras.layers.Layer):
       dropout: Dropout rate of the branch's output in training.
       remat: Whether the backward pass recomputes the branch instead of keeping its activations. The dropout is outside,
         so that both passes see one mask. `keras.RematScope` sets it.
+      post_norm: Whether the norm comes after the sum, as in BERT.
       norm_epsilon: Added to the mean square or the variance in the norm.
       **kwargs: Passed to `keras.layers.Layer`.
 
@@ -73,12 +74,14 @@ class ResidualBlock(Recomputed, keras.layers.Layer):
         dropout: float = 0.0,
         remat: bool = False,
         norm_epsilon: float = EPSILON,
+        post_norm: bool = False,
         **kwargs,
     ):
         super().__init__(**kwargs)
         if not 0 <= dropout < 1:
             raise ValueError(f"ResidualBlock needs 0 <= dropout < 1, got {dropout}")
         self.inner, self.kind, self.rate, self.remat, self.norm_epsilon = inner, norm, dropout, remat, norm_epsilon
+        self.post_norm = post_norm
         self.norm = normalizer(norm, norm_epsilon, dtype=self.dtype_policy, name="norm")
         self.dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy, name="dropout")
         self.supports_masking, self.input_spec = True, inner.input_spec
@@ -105,8 +108,10 @@ class ResidualBlock(Recomputed, keras.layers.Layer):
         x, padding_mask = zero_padding(x, padding_mask, segment_ids, mask)
         given = {"padding_mask": padding_mask, "segment_ids": segment_ids, "positions": positions}
         given |= {} if prefix_mask is None else {"prefix_mask": prefix_mask}
-        branch = lambda x: self.inner(self.norm(x), **given, training=training)  # noqa: E731
-        return x + self.dropout(remat(branch)(x) if self.remat and training else branch(x), training=training)
+        before = (lambda x: x) if self.post_norm else self.norm
+        branch = lambda x: self.inner(before(x), **given, training=training)  # noqa: E731
+        y = x + self.dropout(remat(branch)(x) if self.remat and training else branch(x), training=training)
+        return self.norm(y) if self.post_norm else y
 
     def recomputed(self, call: Callable) -> Callable:
         self.remat = True
@@ -125,16 +130,18 @@ class ResidualBlock(Recomputed, keras.layers.Layer):
         precomputed: dict | None = None,
     ) -> tuple[Tensor, State]:
         """The next tokens of each row, `[b, k, d]` -> `([b, k, d], state)`; see `flash_tf.layers.mixers`."""
-        if not hasattr(self.inner, "extend"):
-            return x + self.inner(normalized(self.norm, x)), state
-        y, state = self.inner.extend(normalized(self.norm, x), state, positions, valid, precomputed)
-        return x + y, state
+        inputs = x if self.post_norm else normalized(self.norm, x)
+        if hasattr(self.inner, "extend"):
+            y, state = self.inner.extend(inputs, state, positions, valid, precomputed)
+        else:
+            y = self.inner(inputs)
+        return (normalized(self.norm, x + y) if self.post_norm else x + y), state
 
     def get_config(self) -> dict[str, Any]:
         inner = keras.saving.serialize_keras_object(self.inner)
         inner.pop("build_config", None)  # the block builds it, under the path that it has now
         own = {"inner": inner, "norm": self.kind, "dropout": self.rate, "remat": self.remat}
-        own["norm_epsilon"] = self.norm_epsilon
+        own |= {"norm_epsilon": self.norm_epsilon, "post_norm": self.post_norm}
         return {**super().get_config(), **own, **quantized(self)}
 
     @classmethod

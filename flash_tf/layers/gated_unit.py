@@ -16,6 +16,7 @@ from flash_tf.layers.kernel_mixer import KernelMixer
 from flash_tf.layers.offset_scale import OffsetScale
 from flash_tf.layers.relative_bias import RelativeBias
 from flash_tf.layers.streaming import check_streams, next_positions
+from flash_tf.layers.t5_bias import T5Bias
 from kernels_xla.common.accumulate import sum_dtype
 from kernels_xla.common.rotary import rope_tables, rotate
 from kernels_xla.common.spec import State, Tensor
@@ -42,10 +43,11 @@ def build(unit: KernelMixer, x_shape: tuple) -> None:
     unit.value_width = unit.expansion * unit.width * (1 if unit.gated else 2)
     # The paper's N(0, 0.02) scales leave the attention alive only under the paper's scale with a bias.
     start = "normal" if unit.scale == "paper_appendix" and unit.relative_bias else "ones"
-    unit.in_projection = projection(unit, 2 * unit.expansion * unit.width + unit.key_dim, "in_projection")
-    unit.out_projection = projection(unit, unit.width, "out_projection")
-    unit.offset_scale = OffsetScale(unit.head_names, start, dtype=unit.dtype_policy, name="offset_scale")
-    unit.bias = RelativeBias(dtype=unit.dtype_policy, name="relative_bias") if unit.relative_bias else None
+    use_bias = getattr(unit, "use_bias", True)
+    unit.in_projection = projection(unit, 2 * unit.expansion * unit.width + unit.key_dim, "in_projection", use_bias)
+    unit.out_projection = projection(unit, unit.width, "out_projection", use_bias)
+    unit.offset_scale = OffsetScale(unit.head_names, start, use_bias, dtype=unit.dtype_policy, name="offset_scale")
+    unit.bias = _bias_layer(unit) if unit.relative_bias else None
 
     unit.in_projection.build(x_shape)
     unit.out_projection.build((*x_shape[:-1], unit.value_width))
@@ -53,6 +55,14 @@ def build(unit: KernelMixer, x_shape: tuple) -> None:
     if unit.bias is not None:
         unit.bias.build()
     unit.built = True
+
+
+def _bias_layer(unit):
+    same = {"dtype": unit.dtype_policy, "name": "relative_bias"}
+    if not getattr(unit, "t5_bias", False):
+        return RelativeBias(**same)
+    window = unit.chunk_size * (2 if unit.overlapping else 1)
+    return T5Bias(window, unit.causal, unit.key_dim**0.5, **same)
 
 
 def project(unit: KernelMixer, x: Tensor, shapes: list | None = None) -> tuple[Tensor | None, Tensor, Tensor]:
@@ -64,12 +74,18 @@ def project(unit: KernelMixer, x: Tensor, shapes: list | None = None) -> tuple[T
 
 def rotated(unit: KernelMixer, heads: dict[str, Tensor], positions: Tensor) -> dict[str, Tensor]:
     """Rotates every head `[b, n, s]` by global positions."""
-    cos, sin = rope_tables(positions, unit.key_dim, sum_dtype(next(iter(heads.values()))))
+    cos, sin = _tables(unit, positions, next(iter(heads.values())))
     return {name: rotate(head, cos, sin) for name, head in heads.items()}
 
 
+def _tables(unit, positions, x):
+    return rope_tables(positions, unit.key_dim, sum_dtype(x), turning=getattr(unit, "rotary_dim", None))
+
+
 def bias(unit: KernelMixer) -> dict[str, Tensor]:
-    """The two vectors of the relative bias in the compute dtype, by the kernel's names; empty without a bias."""
+    """The relative bias in the compute dtype, by the kernel's names; empty without one."""
+    if isinstance(unit.bias, T5Bias):
+        return {"a": ops.cast(unit.bias.by_distance(), unit.compute_dtype), "b": None}
     vectors = {} if unit.bias is None else {"a": unit.bias.a, "b": unit.bias.b}
     return {name: ops.cast(vector, unit.compute_dtype) for name, vector in vectors.items()}
 
@@ -137,9 +153,10 @@ class ChunkedUnit(KernelMixer):
             heads = rotated(self, self.offset_scale(z), positions)
             attended, state = self.decoding.extend(state, **heads, v=v, **bias(self), valid=valid, **self.case)
         else:
-            cos, sin = (ops.expand_dims(x, 2) for x in rope_tables(positions, self.key_dim, sum_dtype(z)))
+            cos, sin = (ops.expand_dims(x, 2) for x in _tables(self, positions, z))
             heads = rotate(z[:, :, None] * precomputed["scales"] + precomputed["offsets"], cos, sin)  # [b, 1, h, s]
             case = {"chunk_size": self.chunk_size, "scale": self.scale}
+            case |= {"chunk_divisor": True} if getattr(self, "chunk_divisor", False) else {}
             out, state = self.decoding.step(state, heads[:, 0], v[:, 0], precomputed.get("bias"), valid=valid, **case)
             attended = out[:, None]
         return leave(self, gate, attended), state

@@ -81,6 +81,12 @@ def check_causal(mixer: LinearMixer) -> None:
         raise ValueError(f"{type(mixer).__name__} is causal by definition: it needs causal true, got {mixer.causal}")
 
 
+def check_epsilon(mixer: LinearMixer) -> None:
+    """Raises a ValueError unless the epsilon of the mixer's norm is above 0."""
+    if mixer.norm_epsilon <= 0:
+        raise ValueError(f"{type(mixer).__name__} needs norm_epsilon > 0, got {mixer.norm_epsilon}")
+
+
 def check_block_size(mixer: LinearMixer) -> None:
     """Raises a ValueError unless the mixer's block size is at least 1."""
     if mixer.block_size < 1:

@@ -20,6 +20,7 @@ class OffsetScale(keras.layers.Layer):
       heads: Names of the heads.
       gamma: "ones", or "normal" for N(0, 0.02), as in the paper's pseudocode. With "normal", GAU learns only under the
         paper's scale with a bias: otherwise its attention weights start near 1e-5.
+      use_bias: Whether there are offsets; without them, `head = gamma_head z`.
       **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:
@@ -33,11 +34,11 @@ class OffsetScale(keras.layers.Layer):
       ['k', 'q']
     """
 
-    def __init__(self, heads: list, gamma: str = "ones", **kwargs):
+    def __init__(self, heads: list, gamma: str = "ones", use_bias: bool = True, **kwargs):
         super().__init__(**kwargs)
         if gamma not in ("ones", "normal"):
             raise ValueError(f"OffsetScale: gamma must be 'ones' or 'normal', got {gamma!r}")
-        self.heads, self.gamma = list(heads), gamma
+        self.heads, self.gamma, self.use_bias = list(heads), gamma, use_bias
         self.supports_masking = True
 
     def build(self, z_shape: tuple) -> None:
@@ -46,12 +47,15 @@ class OffsetScale(keras.layers.Layer):
             name=f"{kind}_{head}", shape=(z_shape[-1],), initializer=start
         )
         self.scales = [weight("gamma", head, initializer) for head in self.heads]
-        self.offsets = [weight("beta", head, "zeros") for head in self.heads]
+        self.offsets = [weight("beta", head, "zeros") if self.use_bias else None for head in self.heads]
         self.built = True
 
     def call(self, z: Tensor) -> Tensor:
-        scaled = zip(self.heads, self.scales, self.offsets, strict=True)
-        return {head: z * ops.cast(gamma, z.dtype) + ops.cast(beta, z.dtype) for head, gamma, beta in scaled}
+        scaled = {head: z * ops.cast(gamma, z.dtype) for head, gamma in zip(self.heads, self.scales, strict=True)}
+        if not self.use_bias:
+            return scaled
+        offsets = zip(self.heads, self.offsets, strict=True)
+        return {head: scaled[head] + ops.cast(beta, z.dtype) for head, beta in offsets}
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), **options(self)}

@@ -9,7 +9,7 @@ from keras import ops
 
 from flash_tf import presets, renamed
 from flash_tf.layers.block import EPSILON, ResidualBlock, normalizer
-from flash_tf.layers.common import normal, options, own_policies
+from flash_tf.layers.common import check_counts, normal, options, own_policies
 from flash_tf.layers.feedforward import FEEDFORWARDS
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero, token_positions
@@ -64,6 +64,9 @@ class LanguageModel(Recomputed, keras.Model):
       head_projection: Whether `gelu(W x + b)` comes before that norm, as in BERT's head for masked tokens.
       tie_embeddings: Whether the head's matrix is the embedding; else it has weights of its own, as in LLaMA.
       norm_epsilon: Added to the mean square or the variance in every norm.
+      head_norm_epsilon: The same for the norm before the head; None for `norm_epsilon`.
+      post_norm: Whether a block's norm comes after its sum, as in BERT. The norm before the head stays.
+      token_types: Number of token types, as BERT's two; each adds a learned vector to its tokens. None for no types.
       **kwargs: Passed to `keras.Model`.
 
     Attributes:
@@ -92,6 +95,9 @@ class LanguageModel(Recomputed, keras.Model):
         head_projection: bool = False,
         tie_embeddings: bool = True,
         norm_epsilon: float = EPSILON,
+        head_norm_epsilon: float | None = None,
+        post_norm: bool = False,
+        token_types: int | None = None,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -103,6 +109,8 @@ class LanguageModel(Recomputed, keras.Model):
         self.supports_masking = True
         self.head_norm, self.head_projection = head_norm, head_projection
         self.tie_embeddings, self.norm_epsilon = tie_embeddings, norm_epsilon
+        self.head_norm_epsilon = head_norm_epsilon
+        self.post_norm, self.token_types = post_norm, token_types
         self._check()
         self._make_layers()
 
@@ -111,6 +119,7 @@ class LanguageModel(Recomputed, keras.Model):
         for option, most in MOST.items():
             if not 1 <= getattr(self, option) <= most:
                 raise ValueError(f"{name} needs {option} >= 1 and <= {most}, got {getattr(self, option)}")
+        check_counts(self, token_types=self.token_types)
         if self.position_embedding not in ("scaled_sin", "learned", None):
             raise ValueError(
                 f"{name}: position_embedding must be 'scaled_sin', 'learned' or null, got {self.position_embedding!r}"
@@ -125,8 +134,7 @@ class LanguageModel(Recomputed, keras.Model):
         if not (parts := len(listed(self.mixer))) or self.depth % parts:
             raise ValueError(f"{name}: mixers of a list must divide the blocks, got {parts} for depth {self.depth}")
 
-    def _make_layers(self):
-        same = {"dtype": self.dtype_policy}
+    def _make_embeddings(self, same):
         self.embedding = TokenEmbedding(
             self.vocabulary_size,
             self.width,
@@ -142,6 +150,14 @@ class LanguageModel(Recomputed, keras.Model):
             self.positions = keras.layers.Embedding(
                 self.max_length, self.width, embeddings_initializer=normal(), name="positions", **same
             )
+        if self.token_types is not None:
+            self.types = keras.layers.Embedding(
+                self.token_types, self.width, embeddings_initializer=normal(), name="types", **same
+            )
+
+    def _make_layers(self):
+        same = {"dtype": self.dtype_policy}
+        self._make_embeddings(same)
         self.blocks = []
         for i, kind in enumerate(self.kinds):
             mixer = MIXERS.build(kind, causal=self.causal, name="mixer", **same)
@@ -155,11 +171,13 @@ class LanguageModel(Recomputed, keras.Model):
             self.transform = keras.layers.Dense(
                 self.width, activation="gelu", kernel_initializer=normal(), name="transform", **same
             )
-        self.final_norm = normalizer(self.head_norm or self.norm, self.norm_epsilon, name="final_norm", **same)
+        epsilon = self.norm_epsilon if self.head_norm_epsilon is None else self.head_norm_epsilon
+        self.final_norm = normalizer(self.head_norm or self.norm, epsilon, name="final_norm", **same)
 
     def _block(self, inner, name, i):
         again = self.remat is True or i < self.remat
         options = {"norm": self.norm, "dropout": self.dropout, "remat": again, "norm_epsilon": self.norm_epsilon}
+        options["post_norm"] = self.post_norm
         return ResidualBlock(inner, **options, name=f"{name}_{i}", dtype=self.dtype_policy)
 
     def build(self, input_shape: tuple | None = None) -> None:
@@ -168,7 +186,7 @@ class LanguageModel(Recomputed, keras.Model):
         self.embedding.build((None, None))
         if self.position_embedding is not None:
             self.positions.build((None, None))
-        others = [getattr(self, name) for name in ("first_norm", "transform") if hasattr(self, name)]
+        others = [getattr(self, name) for name in ("types", "first_norm", "transform") if hasattr(self, name)]
         for layer in (*self.blocks, *others, self.final_norm):
             layer.build(activations)
         own_policies(self)
@@ -183,13 +201,15 @@ class LanguageModel(Recomputed, keras.Model):
             block.remat = True
         return call
 
-    def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """Token ids and their positions `[b, n]` -> `[b, n, d]`, the input of the first block."""
+    def embed(self, token_ids: Tensor, positions: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
+        """Token ids, their positions and types `[b, n]` -> `[b, n, d]`, the input of the first block."""
         n = token_ids.shape[1]
         if self.position_embedding == "learned" and n is not None and n > self.max_length:
             raise ValueError(f"{self.name} has learned positions for max_length={self.max_length} tokens, got {n}")
         x = self.embedding(token_ids)
         x = x if self.position_embedding is None else x + self.positions(positions)
+        if self.token_types is not None:
+            x = x + self.types(ops.zeros_like(token_ids) if token_type_ids is None else token_type_ids)
         return x if self.embedding_norm is None else self.first_norm(x)
 
     def tokenize(self, texts: list[str]) -> list:
@@ -214,6 +234,7 @@ class LanguageModel(Recomputed, keras.Model):
         positions: Tensor | None = None,
         prefix_mask: Tensor | None = None,
         training: bool | None = None,
+        token_type_ids: Tensor | None = None,
     ) -> Tensor:
         """Token ids `[b, n]` -> normalised activations `[b, n, d]` of the last layer.
 
@@ -226,7 +247,7 @@ class LanguageModel(Recomputed, keras.Model):
         masks = {"padding_mask": padding_mask, "segment_ids": segment_ids}
         if positions is None:
             positions = token_positions(token_ids, segment_ids) + runtime_zero(token_ids)
-        x = self.embed(token_ids, positions)
+        x = self.embed(token_ids, positions, token_type_ids)
         mixers = self._check_prefix(prefix_mask)
         for block in self.blocks:
             prefix = {"prefix_mask": prefix_mask} if block.inner in mixers else {}

@@ -21,6 +21,7 @@ class MaskedLM(LanguageModel):
       padding_mask: Bool `[b, n]`, True at real tokens; by default Keras' own mask of the ids, if there is one.
       segment_ids: Integers `[b, n]`, 0 at padding, one number a packed document.
       positions: Integers `[b, n]` or `[1, n]`.
+      token_type_ids: Integers `[b, n]`, below `token_types`; 0 by default.
 
     Returns:
       Logits `[b, k, V]`, or `[b, n, V]`, in the compute dtype.
@@ -43,8 +44,10 @@ class MaskedLM(LanguageModel):
         positions: Tensor | None = None,
         training: bool | None = None,
         mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
     ) -> Tensor:
         masks = {"padding_mask": padding_mask, "segment_ids": segment_ids, "positions": positions}
+        masks["token_type_ids"] = token_type_ids
         given = unpack(token_ids, {"masked_positions": masked_positions, **masks}, mask)
         return self.head(self.encode(**given, training=training))
 

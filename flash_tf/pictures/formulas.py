@@ -43,9 +43,10 @@ def together(x: np.ndarray) -> np.ndarray:
     return np.moveaxis(x, 0, 1).reshape(x.shape[1], -1)
 
 
-def rotated(x: np.ndarray, base: float = 10_000.0) -> np.ndarray:
+def rotated(x: np.ndarray, base: float = 10_000.0, turning: int | None = None) -> np.ndarray:
     """Every token of `x [..., n, s]` turned by its position: channels i and i + s/2 as one complex number."""
-    return turned(x, _frequencies(x.shape[-1] // 2, base))
+    half, of_pairs = x.shape[-1] // 2, _frequencies((turning or x.shape[-1]) // 2, base)
+    return turned(x, np.pad(of_pairs, [0, half - len(of_pairs)]))
 
 
 def turned(x: np.ndarray, frequencies: np.ndarray) -> np.ndarray:
@@ -96,11 +97,24 @@ def squared_relu(q: np.ndarray, k: np.ndarray, bias, divisor, scale: str) -> np.
     return np.maximum(content / np.sqrt(q.shape[-1]) + bias, 0) ** 2 / divisor
 
 
+def sharpened(q: np.ndarray, seen: np.ndarray) -> np.ndarray:
+    """Queries `[h, n, s]` times log(N) / log(512), N being the number of tokens that each sees, as GAU-alpha has it."""
+    return q * np.log(seen.sum(axis=1, keepdims=True)) / np.log(512)
+
+
 def softmax(q: np.ndarray, k: np.ndarray, seen: np.ndarray) -> np.ndarray:
     """exp(q k / sqrt(s)) over its sum, of the pairs that are seen."""
     scores = np.where(seen, q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1]), -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def _bias(layer, n):
+    """The relative bias `[i, j]`; of pairs that are farther apart than T5's window, any."""
+    if not hasattr(layer, "table"):
+        return bias_of_distance(array(layer.a), array(layer.b), n)
+    by_distance, at = layer.scale * array(layer.table)[layer.buckets()], np.arange(n)
+    return by_distance[np.clip(layer.window + at[:, None] - at, 0, 2 * layer.window - 1)]
 
 
 class GatedUnit:
@@ -117,16 +131,19 @@ class GatedUnit:
 
     def __init__(self, unit, x: np.ndarray):
         self._unit, n = unit, len(x)
+        if getattr(unit, "token_shift", False):
+            half = -(-x.shape[1] // 2)
+            x = np.concatenate([np.pad(x[:-1, :half], [[1, 0], [0, 0]]), x[:, half:]], axis=1)
         widths = [unit.value_width] * (1 + unit.gated) + [unit.key_dim]
         *gate, self.v, self._z = cut(silu(dense(unit.in_projection, x)), widths)
         self._gate = gate[0] if gate else 1.0
-        self.bias = 0.0 if unit.bias is None else bias_of_distance(array(unit.bias.a), array(unit.bias.b), n)
+        self.bias = 0.0 if unit.bias is None else _bias(unit.bias, n)
 
     def head(self, name: str) -> np.ndarray:
         """A head before rotation, `[n, s]`."""
         made = self._unit.offset_scale
         i = made.heads.index(name)
-        return self._z * array(made.scales[i]) + array(made.offsets[i])
+        return self._z * array(made.scales[i]) + (array(made.offsets[i]) if made.use_bias else 0.0)
 
     def leave(self, attended: np.ndarray) -> np.ndarray:
         """`[n, e]` -> `[n, d]`, without the output's bias."""

@@ -49,14 +49,21 @@ def _turns(at, frequencies):
     return ops.cast(ops.cast(at, "int32") * wrapped, "float32") * 2.0**-32 + ops.cast(at, "float32") * rest
 
 
-def rope_tables(positions: Tensor, width: int, dtype: str = "float32", base: float = 10_000.0) -> tuple[Tensor, Tensor]:
+def rope_tables(
+    positions: Tensor, width: int, dtype: str = "float32", base: float = 10_000.0, turning: int | None = None
+) -> tuple[Tensor, Tensor]:
     """The cosines and sines with which `rotate` turns heads at `positions`, `[..., n]`. For arguments see `sinusoids`.
+
+    With `turning`, only the first pairs turn, which have that many channels, as if there were no others.
 
     Returns:
       Cosines and sines, `[..., n, s / 2]`. On a TPU they are `[..., n, s]`, one number a channel, and the sines of the
       first half are negated.
     """
-    cos, sin = sinusoids(positions, width, dtype, base)
+    cos, sin = sinusoids(positions, turning or width, dtype, base)
+    if turning is not None:
+        still = [*[[0, 0]] * (len(cos.shape) - 1), [0, (width - turning) // 2]]
+        cos, sin = ops.pad(cos, still, constant_values=1.0), ops.pad(sin, still)
     if not on_tpu():
         return cos, sin
     both = ops.concatenate([cos, cos], axis=-1), ops.concatenate([-sin, sin], axis=-1)
@@ -124,12 +131,12 @@ def rotary_reference(x, positions, *, base=10_000.0):
     return ops.concatenate([turned[..., 0], turned[..., 1]], axis=-1)
 
 
-def relative_bias(a: Tensor, b: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+def relative_bias(a: Tensor, b: Tensor | None, queries: Tensor, keys: Tensor) -> Tensor:
     """Toeplitz bias b_ij = rotate_i(a) . rotate_j(b). It depends only on i - j.
 
     Args:
       a: Learned, `[r]`.
-      b: Learned, `[r]`.
+      b: Learned, `[r]`. None if `a` has a bias for each distance, with i - j at place r / 2 + i - j.
       queries: Positions of the queries, `[..., i]`.
       keys: Positions of the keys, `[..., j]`.
 
@@ -137,6 +144,9 @@ def relative_bias(a: Tensor, b: Tensor, queries: Tensor, keys: Tensor) -> Tensor
       `[..., i, j]`, float32 (float64 for float64).
     """
     dtype = sum_dtype(a)
+    if b is None:
+        distances = ops.expand_dims(queries, -1) - ops.expand_dims(keys, -2)  # of pairs that no one sees, any
+        return ops.take(ops.cast(a, dtype), ops.clip(distances + a.shape[0] // 2, 0, a.shape[0] - 1), axis=0)
     rows = rotate(ops.cast(a, dtype), *rope_tables(queries, a.shape[-1], dtype))  # [..., i, r]
     columns = rotate(ops.cast(b, dtype), *rope_tables(keys, b.shape[-1], dtype))  # [..., j, r]
     return ops.matmul(rows, ops.swapaxes(columns, -1, -2))

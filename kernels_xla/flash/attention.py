@@ -34,6 +34,7 @@ def mixed_chunk_attention(
     scale: Scale = "normalized",
     overlapping: bool = False,
     first_to_all: Rows = "none",
+    chunk_divisor: bool = False,
     padding_mask: Tensor | None = None,
     segment_ids: Tensor | None = None,
     offset: int | Tensor = 0,
@@ -65,7 +66,7 @@ def mixed_chunk_attention(
       lin_k: Keys of the second sum, `[b, n, s]`; None with `lin_q`.
       v: Values, `[b, n, e]`.
       a: Left half of the relative bias of the first sum, `[r]`; None for no bias.
-      b: Right half, `[r]`.
+      b: Right half, `[r]`. None if `a` has the bias of each distance in the window, `[2m]`; see `relative_bias`.
       chunk_size: c, in tokens. Part of the model: changing it changes the function, not just its speed.
       causal: Whether position i may depend only on positions <= i.
       scale: The place of the divisor m; see above.
@@ -75,6 +76,7 @@ def mixed_chunk_attention(
         it; in packed rows, the first token of each document that starts on a multiple of c. The slot counts: if it is
         padding, no other token takes its place. It needs `causal` to be False. The paper's section 4.3 describes it in
         words. We define that it uses the heads of the first sum without bias, and adds nothing.
+      chunk_divisor: Whether N is c, as in lucidrains' FLASH-pytorch. The second sum then grows with the text.
       padding_mask: `[b, n]`, True at real tokens.
       segment_ids: `[b, n]`, 0 at padding; each document is one run. A causal document that starts on a multiple of c
         gets exactly the same result as alone. The grid cuts the chunks of any other document.
@@ -107,7 +109,11 @@ def mixed_chunk_attention(
     packed = None if segment_ids is None else grid  # [b, g, c]
 
     inside = None if quad_q is None else _intra_chunk(q1, k1, values, a, b, packed, causal, scale, overlapping, offset)
-    across = None if lin_q is None else inter_chunk_attention(q2, k2, values, n, grid, packed, causal)
+    across = (
+        None
+        if lin_q is None
+        else inter_chunk_attention(q2, k2, values, n, grid, packed, causal, chunk_size if chunk_divisor else None)
+    )
     out = unfold(across if inside is None else inside if across is None else inside + across, n)
     if first_to_all != "none":
         taken = first_tokens(ops.arange(n, dtype="int32"), chunk_size, first_to_all, segment_ids)
@@ -148,6 +154,7 @@ def mixed_chunk_attention_reference(
     scale="normalized",
     overlapping=False,
     first_to_all="none",
+    chunk_divisor=False,
     padding_mask=None,
     segment_ids=None,
 ):
@@ -168,7 +175,8 @@ def mixed_chunk_attention_reference(
     if lin_q is not None:
         across = document & (behind > 0) if causal else document
         tokens = ops.sum(ops.cast(across, dtype), axis=-1, keepdims=True)
-        linear = ops.einsum("bis,bjs->bij", lin_q, lin_k) / ops.maximum(tokens, ops.ones_like(tokens))
+        tokens = ops.full_like(tokens, chunk_size) if chunk_divisor else ops.maximum(tokens, ops.ones_like(tokens))
+        linear = ops.einsum("bis,bjs->bij", lin_q, lin_k) / tokens
         weights = weights + ops.cast(across, dtype) * linear
     if first_to_all != "none":
         taken = first_tokens(at, chunk_size, first_to_all, segment_ids)

@@ -73,6 +73,7 @@ def extend(
     causal=True,
     scale="normalized",
     overlapping=False,
+    chunk_divisor=False,
 ):
     """The next k tokens of each row. One token costs O(s e + m (s + e)); more tokens take the chunk-parallel form."""
     if not causal:
@@ -82,11 +83,13 @@ def extend(
     if v.shape[1] == 1:
         bias = None if quad_q is None else precompute(state, a, b, chunk_size=chunk_size, scale=scale)
         heads = ops.concatenate([x for x in (quad_q, quad_k, lin_q, lin_k) if x is not None], axis=1)
-        out, state = step(state, heads, v[:, 0], bias, chunk_size=chunk_size, valid=valid, scale=scale)
+        case = {"chunk_size": chunk_size, "scale": scale, "chunk_divisor": chunk_divisor}
+        out, state = step(state, heads, v[:, 0], bias, **case, valid=valid)
         return out[:, None], flush([state], chunk_size)[0]
     valid = ops.full_like(state["position"], ops.shape(v)[1]) if valid is None else valid
     new = ops.concatenate([x for x in (quad_k, lin_k, v) if x is not None], axis=-1)
-    return _extend_by_chunks(state, quad_q, lin_q, new, a, b, valid, scale, chunk_size)
+    divisor = chunk_size if chunk_divisor else None
+    return _extend_by_chunks(state, quad_q, lin_q, new, a, b, valid, scale, chunk_size, divisor)
 
 
 def precompute(state, a, b, *, chunk_size, scale="normalized"):
@@ -105,7 +108,7 @@ def precompute(state, a, b, *, chunk_size, scale="normalized"):
     return ops.concatenate([ops.flip(behind), ops.full((chunk_size - 1,), -math.inf, behind.dtype)])
 
 
-def step(state, heads, v, bias, *, chunk_size, valid=None, scale="normalized"):
+def step(state, heads, v, bias, *, chunk_size, valid=None, scale="normalized", chunk_divisor=False):
     """One token of each row. Chunks that it fills stay open: call `flush` before the next token.
 
     On an accelerator it reads the state once, the open chunk only up to the new token, and writes one token of it.
@@ -119,6 +122,7 @@ def step(state, heads, v, bias, *, chunk_size, valid=None, scale="normalized"):
       chunk_size: c.
       valid: int32 `[b]`, 1 at rows whose token is real; None if all are.
       scale: See `mixed_chunk_attention`.
+      chunk_divisor: As `scale`.
 
     Returns:
       `[b, e]`, and the state.
@@ -126,6 +130,7 @@ def step(state, heads, v, bias, *, chunk_size, valid=None, scale="normalized"):
     (h, s), slots, position = heads.shape[1:], state["open"].shape[1], state["position"]
     dtype, fill = sum_dtype(state["open"]), _fill(position, chunk_size)
     one, tokens = ops.ones(ops.shape(fill), dtype), ops.cast(ops.maximum(position - fill, 1), dtype)
+    tokens = one * chunk_size if chunk_divisor else tokens
     content, _ = factors(s, slots, scale)
     factor = ([] if bias is None else [content * one, one]) + ([1 / tokens, one] if "sum" in state else [])
     # All heads at once, because each product is a kernel of its own.
@@ -246,7 +251,7 @@ def _summary(total, chunk):
     return accumulate.einsum("bjs,bje->bse", chunk[:, :, -s - e : -e], chunk[:, :, -e:])
 
 
-def _extend_by_chunks(state, quad_q, lin_q, new, a, b, valid, scale, c):
+def _extend_by_chunks(state, quad_q, lin_q, new, a, b, valid, scale, c, divisor):
     """Places each row's open chunk and new tokens on the row's own chunk grid, and runs the parallel form there."""
     position, tokens = state["position"], ops.shape(new)[1]
     fill = position % c
@@ -254,7 +259,7 @@ def _extend_by_chunks(state, quad_q, lin_q, new, a, b, valid, scale, c):
     arrived = ops.arange(ops.shape(laid)[1], dtype="int32")[None] - fill[:, None]  # [b, m]
     q1, q2 = (None if q is None else fold(gather_tokens(q, arrived), c) for q in (quad_q, lin_q))
     intra = None if q1 is None else _intra_chunk(state, q1, fold(laid, c), a, b, scale)
-    inter, kept = (None, {}) if q2 is None else _inter_chunk(state, q2, fold(laid, c), fill, valid)
+    inter, kept = (None, {}) if q2 is None else _inter_chunk(state, q2, fold(laid, c), fill, valid, divisor)
     out = intra if inter is None else inter if intra is None else intra + inter
     out = slice_tokens(unfold(out, ops.shape(laid)[1]), fill, tokens)
     return out, {**kept, **_left(state, laid, fill + valid, c), "position": position + valid}
@@ -270,13 +275,14 @@ def _intra_chunk(state, q, grid, a, b, scale):
     return intra_chunk_attention(q, grid[..., :s], grid[..., keys:], a, b, seen, scale, runtime_zero(state["position"]))
 
 
-def _inter_chunk(state, q, grid, fill, valid):
+def _inter_chunk(state, q, grid, fill, valid, divisor):
     """The second sum, for the same arguments as `_intra_chunk`, and the new `sum` of the state."""
     (s, e), c = state["sum"].shape[1:], q.shape[2]
     chunks = ops.arange(ops.shape(grid)[1], dtype="int32")[None]  # [1, g]
     summaries = accumulate.einsum("bgjs,bgje->bgse", grid[..., -s - e : -e], grid[..., -e:])
     before = state["sum"][:, None] + sum_of_earlier(summaries)
     tokens = (state["position"] - fill)[:, None] + c * chunks
+    tokens = tokens if divisor is None else ops.full_like(tokens, divisor)
     mean = before / ops.cast(ops.maximum(tokens, 1), before.dtype)[..., None, None]
     closed = chunks < ((fill + valid) // c)[:, None]  # [b, g]
     total = state["sum"] + ops.sum(zero_outside(summaries, closed[..., None, None]), axis=1)

@@ -9,7 +9,14 @@ from kernels_xla.common.spec import Tensor
 
 
 def inter_chunk_attention(
-    q: Tensor, k: Tensor, v: Tensor, n, ids: Tensor | None, packed: Tensor | None, causal: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    n,
+    ids: Tensor | None,
+    packed: Tensor | None,
+    causal: bool,
+    divisor: int | None = None,
 ) -> Tensor:
     """The sum over the visible chunks, divided by the number of tokens in it.
 
@@ -21,15 +28,17 @@ def inter_chunk_attention(
       ids: Documents, `[b, g, c]`, 0 at padding; None if a row is one document without padding.
       packed: `ids` if a row may hold several documents, else None.
       causal: Whether only the chunks before are visible, instead of all.
+      divisor: A constant in place of the number of tokens.
 
     Returns:
       `[b, g, c, e]`.
     """
     if causal:
-        return _from_earlier_chunks(q, k, v, ids, packed)
+        return _from_earlier_chunks(q, k, v, ids, packed, divisor)
     if packed is not None:
-        return _from_own_document(q, k, v, packed)
-    return _from_all_chunks(q, k, v, n if ids is None else ops.sum(ops.cast(ids > 0, "int32"), axis=(1, 2)))
+        return _from_own_document(q, k, v, packed, divisor)
+    tokens = n if ids is None else ops.sum(ops.cast(ids > 0, "int32"), axis=(1, 2))
+    return _from_all_chunks(q, k, v, tokens if divisor is None else divisor)
 
 
 def _summaries(k, v):
@@ -37,9 +46,10 @@ def _summaries(k, v):
     return ops.einsum("bgjs,bgje->bgse", k, v)
 
 
-def _read(q, sums, tokens):
+def _read(q, sums, tokens, divisor=None):
     """Reads chunk sums `[b, g, s, e]`, each over `tokens` `[b, g]` or `[1, g]`, with q `[b, g, c, s]`."""
-    return ops.einsum("bgis,bgse->bgie", _shared(q, tokens[..., None, None]), sums)
+    tokens = tokens[..., None, None] if divisor is None else divisor
+    return ops.einsum("bgis,bgse->bgie", _shared(q, tokens), sums)
 
 
 def _shared(q, tokens):
@@ -48,7 +58,7 @@ def _shared(q, tokens):
     return ops.cast(ops.cast(q, count.dtype) / count, q.dtype)
 
 
-def _from_earlier_chunks(q, k, v, ids, packed):
+def _from_earlier_chunks(q, k, v, ids, packed, divisor):
     """The causal second sum.
 
     A document continues from the end of one chunk into the start of the next. Later chunks can therefore read only the
@@ -57,12 +67,12 @@ def _from_earlier_chunks(q, k, v, ids, packed):
     if packed is None:
         full = ops.full((1, ops.shape(v)[1]), v.shape[2], dtype="int32")
         tokens = full if ids is None else ops.sum(ops.cast(ids > 0, "int32"), axis=-1)
-        return _read(q, sum_of_earlier(_summaries(k, v)), _count_earlier(tokens))
+        return _read(q, sum_of_earlier(_summaries(k, v)), _count_earlier(tokens), divisor)
     first, last = edges(ids)
     reads, is_read = ids == first[..., None], ids == last[..., None]  # [b, g, c]
     sums = sum_of_earlier(_summaries(zero_outside(k, is_read[..., None]), v), first, last)
     tokens = _count_earlier(ops.sum(ops.cast(is_read, "int32"), axis=-1), first, last)
-    return _read(zero_outside(q, reads[..., None]), sums, tokens)
+    return _read(zero_outside(q, reads[..., None]), sums, tokens, divisor)
 
 
 def _count_earlier(tokens, first=None, last=None):
@@ -76,7 +86,7 @@ def _from_all_chunks(q, k, v, tokens):
     return ops.einsum("bgis,bse->bgie", _shared(q, tokens), ops.einsum("bgjs,bgje->bse", k, v))
 
 
-def _from_own_document(q, k, v, ids):
+def _from_own_document(q, k, v, ids, divisor):
     """The second sum without order, packed: pairs in the own chunk, then the document's part in other chunks."""
     first, last = edges(ids)
     at_first, at_last = ids == first[..., None], ids == last[..., None]  # [b, g, c]
@@ -89,7 +99,7 @@ def _from_own_document(q, k, v, ids):
     tokens = tokens + ops.where(at_first, sum_of_earlier(count(at_last), first, last)[..., None], 0.0)
     tokens = tokens + ops.where(at_last, sum_of_later(count(at_first), first, last)[..., None], 0.0)
 
-    q = _shared(q, tokens[..., None])
+    q = _shared(q, tokens[..., None] if divisor is None else divisor)
     own = ops.einsum("bgij,bgje->bgie", zero_outside(ops.einsum("bgis,bgjs->bgij", q, k), same), v)
     reader = zip((at_first, at_last), (before, after), strict=True)
     return own + sum(

@@ -33,7 +33,7 @@ SMALL |= {"buckets": 4, "random_blocks": 1, "block_size": 8}
 TWO = ({"type": "diag_attention", "heads": 2, "chunk_size": 8}, {"type": "linear_attention", "heads": 2})
 SMALL["mixers"] = list(TWO)
 OTHER = {
-    "kernel": ("softmax", "relu2"),
+    "kernel": ("softmax", "relu2", "softmax_plus"),
     "scale": ("paper_appendix",),
     "divisor": ("length", 5),
     "activation": ("silu",),
@@ -42,6 +42,7 @@ OTHER = {
     "attention": ("relu",),
     "gates": ("value", "both", "none"),
     "kv_heads": (1,),
+    "rotary_dim": (8,),
     "summaries": ("fixed",),
     "form": ("cumsum", "matmul"),
     "parts": ("local", "global"),
@@ -53,6 +54,7 @@ OTHER = {
 OF_THE_IMPLEMENTATION = ("form", "block_size")  # options that change the speed alone
 BESIDE = {  # what a value needs
     ("kernel", "softmax"): {"relative_bias": False},  # softmax takes no bias
+    ("kernel", "softmax_plus"): {"relative_bias": False},
     ("features", "elu"): {"normalizer": "rms"},  # it may be negative
     ("random_features", 24): {"features": "favor"},  # only "favor" has them
     ("parts", "global"): {"relative_bias": False},  # across chunks there is none

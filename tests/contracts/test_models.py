@@ -33,6 +33,9 @@ CHANGED = {  # none at its default
     "head_projection": True,
     "tie_embeddings": False,
     "norm_epsilon": 1e-3,
+    "head_norm_epsilon": 1e-4,
+    "post_norm": True,
+    "token_types": 2,
 }
 
 

@@ -49,7 +49,7 @@ def changed(tmp_path, name="llama", config=None, tensors=None):
     ("llama", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5}}, "must be 'default', got 'llama3'"),
     ("llama", {"head_dim": 16}, "head_dim must be hidden_size / num_attention_heads, 8, got 16"),
     ("llama", {"hidden_act": "mish"}, "hidden_act must be one of silu, gelu, gelu_new, relu, got 'mish'"),
-    ("llama", {"num_hidden_layers": "2"}, "model 'causal_lm': depth must be int, got '2' (str)"),
+    ("llama", {"num_hidden_layers": "2"}, "config.json: depth must be int, got '2' (str)"),
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True},
      "scale_attn_by_inverse_layer_idx is not supported: it must be false, got True"),
 ])  # fmt: skip
@@ -89,7 +89,8 @@ def test_folders_that_are_no_model_are_named(tmp_path, refused):
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    ({"mixer": {"type": "flash", "key_dim": 8, "chunk_size": 4}}, "has the layers of this model, flash: there are"),
+    ({"mixer": {"type": "linear_attention"}}, "has the layers of this model, linear_attention: there are"),
+    ({"mixer": {"type": "flash", "key_dim": 8, "chunk_size": 4}}, "the nearest, flash_pytorch, needs head_norm"),
     ({"mixer": {"type": "self_attention", "heads": 2}, "feedforward": {"type": "glu", "activation": "silu"},
       "norm": "rms_norm", "position_embedding": None}, "the nearest, llama, needs head_bias False, got True"),
 ])  # fmt: skip

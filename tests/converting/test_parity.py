@@ -37,6 +37,8 @@ def test_logits_and_greedy_continuations_equal_the_public_librarys(converted):
     got = to_numpy(model(want["ids"].astype("int32")))
     assert np.abs(want["logits"]).max() > 0.1 and relative_error(got, want["logits"]) < PUBLIC
     assert np.abs(got - want["logits"]).max() < PUBLIC
+    if "greedy" not in want:  # a masked model
+        return
     prompts, text = want["ids"][:, :5].tolist(), want["greedy"][:, 5:].tolist()
     assert model.generate(prompts, max_new_tokens=len(text[0])) == text
 
@@ -45,6 +47,7 @@ def test_the_way_back_gives_every_tensor_to_the_bit_under_its_public_name(conver
     source, out, _ = converted
     assert main(["convert", str(out), str(tmp_path / "back"), "--to", "safetensors"]) == 0
     got, want = (load_file(folder / "model.safetensors") for folder in (tmp_path / "back", source))
+    want.pop("abs_pos_emb.inv_freq", None)  # no weight
     assert got.keys() == want.keys()
     assert all(np.array_equal(got[name], want[name]) and got[name].shape == want[name].shape for name in want)
     said, was = (json.loads((folder / "config.json").read_text()) for folder in (tmp_path / "back", source))

@@ -33,9 +33,11 @@ def relu2(content, bias, scale, width, count):
 
 
 def bias(a, b, i, keys):
-    """RoPE_i(a)·RoPE_j(b) for every key j; zero without parameters."""
+    """RoPE_i(a)·RoPE_j(b) for every key j, or a number of `a` for each distance; zero without parameters."""
     if a is None:
         return 0.0
+    if b is None:
+        return np.array([a[len(a) // 2 + i - j] for j in keys])
     return np.array([rotate(a, i) @ rotate(b, j) for j in keys])
 
 

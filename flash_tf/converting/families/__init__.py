@@ -4,10 +4,12 @@ A family has:
 
 - `LIBRARY`: where the architecture comes from.
 - `ARCHITECTURE`: the name of its class there.
+- `MODEL`: the class here.
+- `HEAD`: the name of the head's matrix there.
 - `FIXED`: options of the public config with the only value that we compute, which is also the default there.
 - `IGNORED`: a regular expression of tensors that hold no weights.
 - `PREFIX`: how names start in a model with a head; the library saves a model without one without it.
-- `options(public)`: the options of `CausalLM` for a public config.
+- `options(public)`: the options of `MODEL` for a public config.
 - `public(model)`: the public config of a model that `options` could have made.
 - `entries(model)`: an `Entry` for each variable of a built model.
 """

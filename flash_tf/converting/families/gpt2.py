@@ -6,10 +6,11 @@ from typing import Any
 from flash_tf.converting.entries import Entry
 from flash_tf.models.causal_lm import CausalLM
 
-LIBRARY, ARCHITECTURE = "transformers", "GPT2LMHeadModel"
+LIBRARY, ARCHITECTURE, MODEL = "transformers", "GPT2LMHeadModel", CausalLM
 FIXED = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
 IGNORED = r"attn\.(masked_)?bias$"  # causal masks
 PREFIX = "transformer."
+HEAD = "lm_head.weight"
 ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu": "gelu", "relu": "relu", "silu": "silu"}
 
 
@@ -56,7 +57,7 @@ def entries(model: CausalLM) -> Iterator[Entry]:
     yield Entry("embedding/embeddings", ("transformer.wte.weight",))
     yield Entry("positions/embeddings", ("transformer.wpe.weight",))
     if not model.tie_embeddings:
-        yield Entry("embedding/reverse_embeddings", ("lm_head.weight",), turned=True)
+        yield Entry("embedding/reverse_embeddings", (HEAD,), turned=True)
     layers = {"in_projection": "attn.c_attn", "out_projection": "attn.c_proj"}
     named = {f"mixer_{{}}/mixer/{ours}": theirs for ours, theirs in layers.items()}
     layers = {"in_projection": "mlp.c_fc", "out_projection": "mlp.c_proj"}

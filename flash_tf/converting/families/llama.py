@@ -6,10 +6,11 @@ from typing import Any
 from flash_tf.converting.entries import Entry, linear
 from flash_tf.models.causal_lm import CausalLM
 
-LIBRARY, ARCHITECTURE = "transformers", "LlamaForCausalLM"
+LIBRARY, ARCHITECTURE, MODEL = "transformers", "LlamaForCausalLM", CausalLM
 FIXED: dict[str, Any] = {}
 IGNORED = r"rotary_emb\.inv_freq$"
 PREFIX = "model."
+HEAD = "lm_head.weight"
 ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "relu": "relu"}
 
 
@@ -72,7 +73,7 @@ def entries(model: CausalLM) -> Iterator[Entry]:
     """The weights; see the folder."""
     yield Entry("embedding/embeddings", ("model.embed_tokens.weight",))
     if not model.tie_embeddings:
-        yield Entry("embedding/reverse_embeddings", ("lm_head.weight",), turned=True)
+        yield Entry("embedding/reverse_embeddings", (HEAD,), turned=True)
     for i, mixer in enumerate(model.mixers):
         at, ours = f"model.layers.{i}", f"mixer_{i}/mixer"
         qkv = (f"{at}.self_attn.{part}_proj" for part in "qkv")

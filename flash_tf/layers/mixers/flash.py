@@ -3,15 +3,17 @@
 from typing import Any
 
 import keras
+from keras import ops
 
 from flash_tf.layers import gated_unit
 from flash_tf.layers.masking import zero_padding
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero, token_positions
-from kernels_xla.common.spec import Tensor
+from kernels_xla.common.spec import State, Tensor
 from kernels_xla.flash import decode
 from kernels_xla.flash.attention import SPEC, mixed_chunk_attention
 from kernels_xla.flash.first_to_all import check_first
+from kernels_xla.mamba import convolution
 
 PARTS = {
     "both": ("quad_q", "quad_k", "lin_q", "lin_k"),
@@ -45,6 +47,11 @@ class MixedChunkAttention(gated_unit.ChunkedUnit):
       first_to_all: "chunks": the first token of each chunk attends to all tokens of its document by softmax instead.
         "cls": only `[CLS]` does; in packed rows, the first token of each document that starts on a chunk boundary. The
         paper describes it in section 4.3; the formula is ours, see the kernel. It must be "none" if `causal`.
+      chunk_divisor: Whether the second sum is divided by c, and not by its number of tokens.
+      t5_bias: Whether the relative bias is T5's, 32 numbers for distances, and not two vectors.
+      rotary_dim: Channels of a head that are rotated: the first of each half. None for all.
+      token_shift: Whether the first half of the channels comes from the token before. These four options and the scale
+        "paper_appendix" are lucidrains' FLASH-pytorch.
       **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:
@@ -80,12 +87,18 @@ class MixedChunkAttention(gated_unit.ChunkedUnit):
         parts: str = "both",
         overlapping: bool = False,
         first_to_all: str = "none",
+        chunk_divisor: bool = False,
+        t5_bias: bool = False,
+        rotary_dim: int | None = None,
+        token_shift: bool = False,
         **kwargs,
     ):
         super().__init__(**kwargs)
         self.chunk_size, self.causal, self.key_dim, self.expansion = chunk_size, causal, key_dim, expansion
         self.gated, self.relative_bias, self.scale = gated, relative_bias, scale
         self.parts, self.overlapping, self.first_to_all = parts, overlapping, first_to_all
+        self.chunk_divisor, self.t5_bias, self.rotary_dim = chunk_divisor, t5_bias, rotary_dim
+        self.token_shift = token_shift
         gated_unit.check(self)
         check_first("MixedChunkAttention", first_to_all, causal)
         if parts not in PARTS:
@@ -93,6 +106,16 @@ class MixedChunkAttention(gated_unit.ChunkedUnit):
         if parts == "global" and (given := (relative_bias, scale, overlapping, first_to_all)) != NO_INTRA_CHUNK:
             names = "relative_bias, scale, overlapping, first_to_all"
             raise ValueError(f"MixedChunkAttention: parts 'global' needs {names} = {NO_INTRA_CHUNK}, got {given}")
+        self._check_variants()
+
+    def _check_variants(self):
+        if self.t5_bias and not self.relative_bias:
+            raise ValueError("MixedChunkAttention: t5_bias needs relative_bias true, got False")
+        if self.chunk_divisor and self.parts == "local":
+            raise ValueError("MixedChunkAttention: chunk_divisor needs parts 'both' or 'global', got 'local'")
+        if (turned := self.rotary_dim) is not None and (turned % 2 or not 2 <= turned <= self.key_dim):
+            needed = f"an even rotary_dim from 2 to key_dim, {self.key_dim}"
+            raise ValueError(f"MixedChunkAttention needs {needed}, got {turned}")
 
     def call(
         self,
@@ -104,6 +127,9 @@ class MixedChunkAttention(gated_unit.ChunkedUnit):
         mask: Tensor | None = None,
     ) -> Tensor:
         x, padding_mask = zero_padding(x, padding_mask, segment_ids, mask)
+        if self.token_shift:
+            masked = {"padding_mask": padding_mask, "segment_ids": segment_ids}
+            x = self._shifted(x, convolution.convolution(self._first_half(x), *self._taps(x), **masked))
         positions = token_positions(x, segment_ids) if positions is None else positions
         u, v, z = gated_unit.project(self, x, gated_unit.chunked_shapes(self, x))
         heads = gated_unit.rotated(self, self.offset_scale(z), positions)
@@ -118,6 +144,57 @@ class MixedChunkAttention(gated_unit.ChunkedUnit):
         )
         return gated_unit.leave(self, u, attended)
 
+    def extend(
+        self,
+        x: Tensor,
+        state: State,
+        positions: Tensor | None = None,
+        valid: Tensor | None = None,
+        precomputed: dict | None = None,
+    ) -> tuple[Tensor, State]:
+        """The next tokens of each row; see `flash_tf.layers.mixers`."""
+        if not self.token_shift:
+            return super().extend(x, state, positions, valid, precomputed)
+        rest, kept = self._apart(state)
+        before, after = convolution.extend({"tokens": kept}, self._first_half(x), *self._taps(x), valid=valid)
+        x = self._shifted(x, before)
+        out, rest = super().extend(x, rest, positions, valid, precomputed)
+        return out, {**rest, "shift": after["tokens"]}
+
+    def _first_half(self, x):
+        return x[..., : -(-self.width // 2)]
+
+    def _shifted(self, x, before):
+        """The first half of the channels from the token before, and the others."""
+        return ops.concatenate([before, x[..., before.shape[-1] :]], axis=-1)
+
+    def _taps(self, x):
+        """Weights and bias of a convolution that gives the token before."""
+        half = -(-self.width // 2)
+        before, own = ops.ones((1, half), x.dtype), ops.zeros((1, half), x.dtype)
+        return ops.concatenate([before, own], axis=0), ops.zeros((half,), x.dtype)
+
+    def _apart(self, state):
+        return {name: x for name, x in state.items() if name != "shift"}, state.get("shift")
+
+    def initial_state(self, batch: int, capacity: int | None = None, dtype: str | None = None) -> State:
+        """As `KernelMixer.initial_state`; with `token_shift` also half of the last token, `shift [b, 1, d / 2]`."""
+        state = super().initial_state(batch, capacity, dtype)
+        if self.token_shift:
+            state["shift"] = ops.zeros((batch, 1, -(-self.width // 2)), dtype or self.compute_dtype)
+        return state
+
+    def state_bytes(self, n: int, itemsize: int = 2) -> int | None:
+        found = super().state_bytes(n, itemsize)
+        return found if found is None or not self.token_shift else found + itemsize * -(-self.width // 2)
+
+    def flush(self, states: list[State]) -> list[State]:
+        if not self.token_shift:
+            return super().flush(states)
+        rest, kept = zip(*map(self._apart, states), strict=True)
+        closed = super().flush(list(rest))
+        return [{**state, "shift": shift} for state, shift in zip(closed, kept, strict=True)]
+
     @property
     def head_names(self) -> tuple[str, ...]:
         return PARTS[self.parts]
@@ -127,6 +204,7 @@ class MixedChunkAttention(gated_unit.ChunkedUnit):
         absent = set(PARTS["both"]) - set(PARTS[self.parts])
         options = {"chunk_size": self.chunk_size, "causal": self.causal, "scale": self.scale}
         options |= {} if self.causal else {"first_to_all": self.first_to_all}  # which no stream takes
+        options |= {"chunk_divisor": True} if self.chunk_divisor else {}
         return {**options, "overlapping": self.overlapping, **{name: None for name in absent}}
 
     def activations(self, n: int) -> int:

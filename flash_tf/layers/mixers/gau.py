@@ -9,10 +9,11 @@ from flash_tf.layers.masking import zero_padding
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero, token_positions
 from flash_tf.layers.streaming import check_streams, next_positions
-from kernels_xla import gau
-from kernels_xla import softmax_attention as softmax
+from kernels_xla import gau, softmax_attention, softmax_plus
 from kernels_xla.common.rotary import rotary
 from kernels_xla.common.spec import State, Tensor
+
+SOFTMAX = {"softmax": softmax_attention.SPEC, "softmax_plus": softmax_plus.SPEC}
 
 
 @MIXERS.register("gau")
@@ -27,11 +28,13 @@ class GatedAttentionUnit(KernelMixer):
       key_dim: Width s of the shared representation z, even.
       expansion: e / d, the width of gate and values over the model's.
       heads: Heads h into which keys and values are split [our definition; the paper gives none].
-      kernel: "relu2", or "softmax", which takes no relative bias, scale or divisor.
+      kernel: "relu2", "softmax", or "softmax_plus", GAU-alpha's softmax, whose temperature follows the number of tokens
+        seen. The last two take no relative bias, scale or divisor.
       gated: Whether there is a gate; without it the values are 2e wide.
       relative_bias: Whether scores get a learned Toeplitz bias, 256 parameters.
       scale: "normalized", or "paper_appendix"; see `kernels_xla.gau`.
       divisor: "position" (tokens seen), "length" (tokens of the document: the paper's, cannot decode), or a constant.
+      use_bias: Whether projections and heads have biases.
       **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:
@@ -69,21 +72,23 @@ class GatedAttentionUnit(KernelMixer):
         relative_bias: bool = True,
         scale: str = "normalized",
         divisor: str | int = "position",
+        use_bias: bool = True,
         **kwargs,
     ):
         super().__init__(**kwargs)
         self.causal, self.key_dim, self.expansion, self.heads, self.kernel = causal, key_dim, expansion, heads, kernel
         self.gated, self.relative_bias, self.scale, self.divisor = gated, relative_bias, scale, divisor
+        self.use_bias = use_bias
         gated_unit.check(self)
         if heads < 1 or key_dim % (2 * heads):
             raise ValueError(f"GatedAttentionUnit: key_dim ({key_dim}) must be an even multiple of heads ({heads})")
         if divisor not in ("position", "length") and (isinstance(divisor, str) or divisor < 1):
             raise ValueError(f"GatedAttentionUnit: divisor must be 'position', 'length' or >= 1, got {divisor!r}")
-        if kernel not in ("relu2", "softmax"):
-            raise ValueError(f"GatedAttentionUnit: kernel must be 'relu2' or 'softmax', got {kernel!r}")
-        if kernel == "softmax" and (relative_bias, scale, divisor) != (False, "normalized", "position"):
+        if kernel not in ("relu2", *SOFTMAX):
+            raise ValueError(f"GatedAttentionUnit: kernel must be 'relu2', 'softmax' or 'softmax_plus', got {kernel!r}")
+        if kernel in SOFTMAX and (relative_bias, scale, divisor) != (False, "normalized", "position"):
             raise ValueError(
-                "GatedAttentionUnit: kernel 'softmax' needs relative_bias false and the default scale and divisor, "
+                f"GatedAttentionUnit: kernel {kernel!r} needs relative_bias false and the default scale and divisor, "
                 f"got {relative_bias}, {scale!r}, {divisor!r}"
             )
 
@@ -107,9 +112,9 @@ class GatedAttentionUnit(KernelMixer):
         u, v, z = gated_unit.project(self, x)
         q, k = self._rotated(z, positions)
         masks = {"causal": self.causal, "padding_mask": padding_mask, "segment_ids": segment_ids}
-        if self.kernel == "softmax":
+        if self.kernel in SOFTMAX:
             self._check_prefix(prefix_mask)
-            attended = softmax.softmax_attention(q, k, self._split(v), **masks)
+            attended = SOFTMAX[self.kernel].fast(q, k, self._split(v), **masks)
         else:
             masks |= self._check_prefix(prefix_mask)
             options = {"scale": self.scale, "divisor": self.divisor, "offset": runtime_zero(positions)}
@@ -120,7 +125,7 @@ class GatedAttentionUnit(KernelMixer):
         """The prefix mask as the kernel's argument; a ValueError where the layer takes none."""
         if prefix_mask is None:
             return {}
-        if not self.causal or self.kernel == "softmax":
+        if not self.causal or self.kernel in SOFTMAX:
             needed = "GatedAttentionUnit takes a prefix_mask where it is causal and kernel is 'relu2'"
             raise ValueError(f"{needed}, got causal {self.causal} and kernel {self.kernel!r}")
         return {"prefix_mask": prefix_mask}
@@ -162,8 +167,8 @@ class GatedAttentionUnit(KernelMixer):
         u, v, z = gated_unit.project(self, x)
         positions = next_positions(state["position"], ops.shape(x)[1]) if positions is None else positions
         given = (state, *self._rotated(z, positions), self._split(v))
-        if self.kernel == "softmax":
-            attended, state = softmax.extend(*given, valid=valid)
+        if self.kernel in SOFTMAX:
+            attended, state = SOFTMAX[self.kernel].stream.extend(*given, valid=valid)
         else:
             options = {"scale": self.scale, "divisor": self.divisor, "precomputed": (precomputed or {}).get("bias")}
             attended, state = gau.extend(*given, **gated_unit.bias(self), valid=valid, **options)

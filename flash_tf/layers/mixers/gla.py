@@ -6,14 +6,14 @@ import keras
 from keras import ops
 
 from flash_tf.layers.common import check_counts, normal
-from flash_tf.layers.linear_mixer import LinearMixer, check_block_size, check_causal
+from flash_tf.layers.linear_mixer import LinearMixer, check_block_size, check_causal, check_epsilon
 from flash_tf.layers.mixers import MIXERS
 from kernels_xla import gla, linear_attention
 from kernels_xla.common.accumulate import sum_dtype
 from kernels_xla.common.norms import scale_norm
 from kernels_xla.common.spec import KernelSpec, Tensor
 
-RANK, TEMPERATURE = 16, 16.0
+RANK, TEMPERATURE, EPSILON = 16, 16.0, 1e-5
 
 
 @MIXERS.register("gla")
@@ -38,6 +38,7 @@ class GatedLinearAttention(LinearMixer):
       temperature: Divides log alpha. A larger temperature forgets later.
       gates: Which gates exist: "key" (alpha), "value" (beta), "both" or "none", the paper's ablation. "none" takes
         neither rank nor temperature.
+      norm_epsilon: Added to the mean square in the norm of a head's values.
       block_size: Tokens that the implementation reads as one block. It changes only the speed; see `flash-tf tune`.
       **kwargs: Passed to `keras.layers.Layer`.
 
@@ -68,13 +69,15 @@ class GatedLinearAttention(LinearMixer):
         temperature: float = TEMPERATURE,
         gates: str = "key",
         block_size: int = 64,
+        norm_epsilon: float = EPSILON,
         **kwargs,
     ):
         super().__init__(**kwargs)
         self.heads, self.causal, self.gate_rank, self.temperature = heads, causal, gate_rank, temperature
-        self.gates, self.block_size = gates, block_size
+        self.gates, self.block_size, self.norm_epsilon = gates, block_size, norm_epsilon
         check_causal(self)
         check_block_size(self)
+        check_epsilon(self)
         check_counts(self, heads=heads, gate_rank=gate_rank)
         if temperature <= 0:
             raise ValueError(f"GatedLinearAttention needs temperature > 0, got {temperature}")
@@ -133,7 +136,7 @@ class GatedLinearAttention(LinearMixer):
         return self.split(ops.log_sigmoid(ops.cast(logits, sum_dtype(logits))) / self.temperature)
 
     def leave(self, out: Tensor, rest: list[Tensor]) -> Tensor:
-        out = scale_norm(out, 1.0, epsilon=1e-5) * ops.cast(self.norm_scale, out.dtype)
+        out = scale_norm(out, 1.0, epsilon=self.norm_epsilon) * ops.cast(self.norm_scale, out.dtype)
         out = ops.reshape(out, (*ops.shape(out)[:2], self.width))
         return self.out_projection(ops.silu(rest[0]) * out)
 

@@ -7,7 +7,7 @@ import numpy as np
 from keras import ops
 
 from flash_tf.layers.common import check_counts, normal
-from flash_tf.layers.linear_mixer import LinearMixer, check_block_size, check_causal
+from flash_tf.layers.linear_mixer import LinearMixer, check_block_size, check_causal, check_epsilon
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero
 from kernels_xla.common.accumulate import sum_dtype
@@ -37,6 +37,10 @@ class Retention(LinearMixer):
     Args:
       heads: h; must divide the width d into even parts. None for 4, or fewer if 4 do not divide it.
       causal: Must be true: retention has no other form.
+      rope_theta: The longest wavelength of the rotation over 2 pi: pair i turns by rope_theta^(-i / m) a token, as in
+        flash-linear-attention. None for the authors' rotation, above.
+      norm_scale: Whether the norm multiplies each channel by a weight that all heads share.
+      norm_epsilon: Added to the mean square in the norm.
       block_size: Tokens that the implementation reads as one block. It changes only the speed; see `flash-tf tune`.
       **kwargs: Passed to `keras.layers.Layer`.
 
@@ -59,11 +63,24 @@ class Retention(LinearMixer):
     causal_only = True
     most_heads = 4
 
-    def __init__(self, heads: int | None = None, causal: bool = True, block_size: int = 128, **kwargs):
+    def __init__(
+        self,
+        heads: int | None = None,
+        causal: bool = True,
+        block_size: int = 128,
+        rope_theta: float | None = None,
+        norm_scale: bool = False,
+        norm_epsilon: float = 1e-6,
+        **kwargs,
+    ):
         super().__init__(**kwargs)
         self.heads, self.causal, self.block_size = heads, causal, block_size
+        self.rope_theta, self.norm_scale, self.norm_epsilon = rope_theta, norm_scale, norm_epsilon
         check_causal(self)
         check_block_size(self)
+        check_epsilon(self)
+        if rope_theta is not None and rope_theta <= 1:
+            raise ValueError(f"Retention needs rope_theta > 1, got {rope_theta}")
         check_counts(self, heads=heads)
 
     def build(self, x_shape: tuple) -> None:
@@ -75,6 +92,9 @@ class Retention(LinearMixer):
         self.out_projection = dense(self.width, "out_projection")
         self.in_projection.build(x_shape)
         self.out_projection.build((*x_shape[:-1], 2 * self.width))
+        self.scale = None
+        if self.norm_scale:
+            self.scale = self.add_weight(name="norm_scale", shape=(2 * self.width // self.heads,), initializer="ones")
         self.built = True
 
     @property
@@ -93,12 +113,18 @@ class Retention(LinearMixer):
         """The logarithm of each head's gamma, `[h]`."""
         return np.log1p(-(2.0 ** (-5 - np.arange(self.heads))))
 
+    def base(self) -> float:
+        """The longest wavelength of the rotation over 2 pi."""
+        if self.rope_theta is not None:
+            return self.rope_theta
+        pairs = self.width // self.heads // 2
+        return 10_000.0 ** (pairs / max(pairs - 1, 1))  # the last pair turns by 1 / 10,000
+
     def enter(self, x: Tensor, positions: Tensor) -> tuple[dict[str, Tensor], list[Tensor]]:
-        d, pairs = self.width, self.width // self.heads // 2
+        d = self.width
         q, k, v, gate = ops.split(self.in_projection(x), [d, 2 * d, 4 * d], axis=-1)
-        base = 10_000.0 ** (pairs / max(pairs - 1, 1))  # the last pair turns by 1 / 10,000
-        q, k = (rotary(self.split(part), positions, base=base) for part in (q, k))
-        k = k * ops.cast((2 * pairs) ** -0.5, k.dtype)
+        q, k = (rotary(self.split(part), positions, base=self.base()) for part in (q, k))
+        k = k * ops.cast((d // self.heads) ** -0.5, k.dtype)
         # The positions make this a runtime value: a compiler would store a constant table in the program.
         zero = ops.cast(runtime_zero(positions), sum_dtype(x))
         log_decay = ops.convert_to_tensor(self.log_decay(), zero.dtype) + zero
@@ -106,7 +132,8 @@ class Retention(LinearMixer):
         return {"q": q, "k": k, "v": self.split(v), "log_decay": log_decay}, [gate]
 
     def leave(self, out: Tensor, rest: list[Tensor]) -> Tensor:
-        out = scale_norm(out, 1.0, epsilon=1e-6)
+        out = scale_norm(out, 1.0, epsilon=self.norm_epsilon)
+        out = out if self.scale is None else out * ops.cast(self.scale, out.dtype)
         out = ops.reshape(out, (*ops.shape(out)[:2], 2 * self.width))
         return self.out_projection(ops.silu(rest[0]) * out)
 

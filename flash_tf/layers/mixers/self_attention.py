@@ -9,13 +9,13 @@ from flash_tf.layers.masking import zero_padding
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero, token_positions
 from flash_tf.layers.streaming import check_streams, next_positions
-from kernels_xla import gau, grouped_query_attention
-from kernels_xla import softmax_attention as softmax
+from kernels_xla import gau, grouped_query_attention, softmax_attention, softmax_plus
 from kernels_xla.common.rotary import rotary
 from kernels_xla.common.spec import KernelSpec, State, Tensor
 from kernels_xla.gau import gau_attention
 
 ROPE_THETA = 10_000.0
+SOFTMAX = {"softmax": softmax_attention.SPEC, "softmax_plus": softmax_plus.SPEC}
 
 
 @MIXERS.register("self_attention")
@@ -30,7 +30,8 @@ class MultiHeadSelfAttention(KernelMixer):
       heads: h; must divide the width d into even parts. None for 12, or fewer if 12 do not divide it.
       causal: Whether position i may read only positions <= i.
       rotary: Whether queries and keys are rotated by position.
-      kernel: "softmax", or "relu2": squared ReLU over the number of tokens seen.
+      kernel: "softmax"; "softmax_plus", whose temperature follows the number of tokens seen, as in GAU-alpha; or
+        "relu2", squared ReLU over the number of tokens seen.
       gated: Whether attention's output is multiplied by silu(W_u x) [our definition; the paper gives none].
       use_bias: Whether the projections have biases.
       kv_heads: Heads of keys and values, which must divide `heads`: grouped-query attention, for "softmax" alone. None
@@ -70,8 +71,9 @@ class MultiHeadSelfAttention(KernelMixer):
     ):
         super().__init__(**kwargs)
         check_counts(self, heads=heads, kv_heads=kv_heads)
-        if kernel not in ("relu2", "softmax"):
-            raise ValueError(f"MultiHeadSelfAttention: kernel must be 'softmax' or 'relu2', got {kernel!r}")
+        if kernel not in ("relu2", *SOFTMAX):
+            needed = "MultiHeadSelfAttention: kernel must be 'softmax', 'softmax_plus' or 'relu2'"
+            raise ValueError(f"{needed}, got {kernel!r}")
         self.heads, self.causal, self.rotary, self.kernel = heads, causal, rotary, kernel
         if kv_heads is not None and kernel != "softmax":
             raise ValueError(f"MultiHeadSelfAttention: kv_heads needs kernel 'softmax', got {kernel!r}")
@@ -93,7 +95,9 @@ class MultiHeadSelfAttention(KernelMixer):
 
     @property
     def spec(self) -> KernelSpec:
-        return softmax.SPEC if self.kv_heads is None else grouped_query_attention.SPEC
+        if self.kv_heads is not None:
+            return grouped_query_attention.SPEC
+        return SOFTMAX.get(self.kernel, softmax_attention.SPEC)  # squared ReLU has the same cost and state
 
     @property
     def widths(self) -> list[int]:
@@ -112,7 +116,7 @@ class MultiHeadSelfAttention(KernelMixer):
     ) -> Tensor:
         x, padding_mask = zero_padding(x, padding_mask, segment_ids, mask)
         positions = token_positions(x, segment_ids) if positions is None else positions
-        attend = self.spec.fast if self.kernel == "softmax" else gau_attention
+        attend = self.spec.fast if self.kernel in SOFTMAX else gau_attention
         q, k, v, *gate = self._project(x, positions)
         masks = {"padding_mask": padding_mask, "segment_ids": segment_ids, "offset": runtime_zero(positions)}
         out = attend(q, k, v, causal=self.causal, **masks)
@@ -159,7 +163,7 @@ class MultiHeadSelfAttention(KernelMixer):
         """The next tokens of each row; see `flash_tf.layers.mixers`."""
         check_streams(self, self.obstacle)
         positions = next_positions(state["position"], ops.shape(x)[1]) if positions is None else positions
-        attend = self.spec.stream.extend if self.kernel == "softmax" else gau.extend
+        attend = self.spec.stream.extend if self.kernel in SOFTMAX else gau.extend
         q, k, v, *gate = self._project(x, positions)
         out, state = attend(state, q, k, v, valid=valid)
         return self._leave(out, gate), state

@@ -12,7 +12,7 @@ def parts(mixer, x: np.ndarray) -> list[Part]:
     The first tokens that take a softmax over the text in place of both have it in the part of the first sum.
     """
     unit, n, c, found = GatedUnit(mixer, x), len(x), mixer.chunk_size, []
-    heads = {name: rotated(unit.head(name))[None] for name in mixer.head_names}
+    heads = {name: rotated(unit.head(name), turning=mixer.rotary_dim)[None] for name in mixer.head_names}
     every, at = np.ones((n, n), bool), np.arange(n)
     behind = at[:, None] // c - at // c  # chunks
     first = {"none": at < 0, "cls": at == 0, "chunks": at % c == 0}[mixer.first_to_all][:, None]
@@ -28,6 +28,6 @@ def parts(mixer, x: np.ndarray) -> list[Part]:
         add("local", np.where(first, softmax(*quad, every), weights), inside | first)
     if mixer.parts != "local":
         across = (behind > 0 if mixer.causal else every) & ~first
-        tokens = np.maximum(across.sum(axis=1, keepdims=True), 1)
+        tokens = c if mixer.chunk_divisor else np.maximum(across.sum(axis=1, keepdims=True), 1)
         add("global", heads["lin_q"] @ np.swapaxes(heads["lin_k"], -1, -2) / tokens, across)
     return found

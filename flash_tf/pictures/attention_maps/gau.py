@@ -3,7 +3,7 @@
 import numpy as np
 
 from flash_tf.pictures.attention_maps import Part
-from flash_tf.pictures.formulas import GatedUnit, heads, rotated, softmax, squared_relu, together, visible
+from flash_tf.pictures.formulas import GatedUnit, heads, rotated, sharpened, softmax, squared_relu, together, visible
 
 
 def parts(mixer, x: np.ndarray) -> list[Part]:
@@ -11,7 +11,9 @@ def parts(mixer, x: np.ndarray) -> list[Part]:
     unit, n = GatedUnit(mixer, x), len(x)
     q, k = (rotated(heads(unit.head(name), mixer.heads)) for name in ("q", "k"))
     seen = visible(n, mixer.causal)
-    if mixer.kernel == "softmax":
+    if mixer.kernel == "softmax_plus":
+        q = sharpened(q, seen)
+    if mixer.kernel != "relu2":
         weights = softmax(q, k, seen)
     else:
         tokens = {"position": seen.sum(axis=1, keepdims=True), "length": n}.get(mixer.divisor, mixer.divisor)

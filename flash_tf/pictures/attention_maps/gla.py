@@ -24,7 +24,7 @@ def parts(mixer, x: np.ndarray) -> list[Part]:
         products = np.einsum("hs,hjs,hjs->hj", q[:, i], k[:, : i + 1], kept)
         weights[:, i, : i + 1] = products * left.mean(axis=-1)
         out[:, i] = np.einsum("hj,hje,hje->he", products, left, v[:, : i + 1])
-    out = out / np.sqrt(np.mean(out**2, axis=-1, keepdims=True) + 1e-5) * array(mixer.norm_scale)
+    out = out / np.sqrt(np.mean(out**2, axis=-1, keepdims=True) + mixer.norm_epsilon) * array(mixer.norm_scale)
     left = silu(dense(mixer.gate_projection, x)) * together(out)
     return [Part("attention", weights, seen, left @ array(mixer.out_projection.kernel))]
 

@@ -3,7 +3,19 @@
 import numpy as np
 
 from flash_tf.pictures.attention_maps import Part
-from flash_tf.pictures.formulas import array, cut, dense, heads, rotated, silu, softmax, squared_relu, together, visible
+from flash_tf.pictures.formulas import (
+    array,
+    cut,
+    dense,
+    heads,
+    rotated,
+    sharpened,
+    silu,
+    softmax,
+    squared_relu,
+    together,
+    visible,
+)
 
 
 def parts(mixer, x: np.ndarray) -> list[Part]:
@@ -15,7 +27,9 @@ def parts(mixer, x: np.ndarray) -> list[Part]:
     if mixer.rotary:
         q, k = (rotated(part, mixer.rope_theta) for part in (q, k))
     seen = visible(len(x), mixer.causal)
-    if mixer.kernel == "softmax":
+    if mixer.kernel == "softmax_plus":
+        q = sharpened(q, seen)
+    if mixer.kernel != "relu2":
         weights = softmax(q, k, seen)
     else:
         weights = squared_relu(q, k, 0.0, seen.sum(axis=1, keepdims=True), "normalized") * seen

@@ -19,19 +19,20 @@ def randomized(model, seed=0):
     """The model with weights far from any initialisation, so that no norm, bias or gate is idle."""
     torch.manual_seed(seed)
     with torch.no_grad():
-        for name, weight in model.named_parameters():
+        for name, weight in ((name, weight) for name, weight in model.named_parameters() if weight.requires_grad):
             start = weight if weight.dim() == 1 and not name.endswith("bias") else torch.zeros_like(weight)
             weight.copy_(start + 0.2 * torch.randn(weight.shape))
     return model.eval()
 
 
-def write(name, model, config, tied=()):
+def write(name, model, config, vocabulary, tied=()):
     """Writes one folder.
 
     Args:
       name: The folder.
       model: A module in float32, whose output has `logits`.
       config: What config.json says.
+      vocabulary: Number of ids.
       tied: Names of tensors that others share.
     """
     folder = FIXTURES / name
@@ -39,7 +40,7 @@ def write(name, model, config, tied=()):
     tensors = {k: v.contiguous() for k, v in model.state_dict().items() if k not in tied}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
-    ids = torch.tensor(np.random.default_rng(0).integers(0, config["vocab_size"], (ROWS, TOKENS)))
+    ids = torch.tensor(np.random.default_rng(0).integers(0, vocabulary, (ROWS, TOKENS)))
     with torch.no_grad():
         found, text = model(ids).logits, ids[:, :5]
         for _ in range(NEW):

@@ -11,6 +11,7 @@ CASES = (
         for causal in (False, True)
         for options in ({}, {"scale": "paper_appendix"}, {"overlapping": True}, LOCAL_ONLY, GLOBAL_ONLY)
     ),
+    *({"chunk_size": 4, "causal": causal, "chunk_divisor": True, "b": None} for causal in (False, True)),
     *({"chunk_size": 4, "causal": False, "first_to_all": rows} for rows in ("cls", "chunks")),
 )
 TIMED = {"chunk_size": 256, "causal": True}
@@ -30,15 +31,16 @@ def flash(
     scale="normalized",
     overlapping=False,
     first_to_all="none",
+    chunk_divisor=False,
     padding_mask=None,
     segment_ids=None,
 ):
     """`gau` over the tokens of i's document in i's chunk, plus Σ_j (q_lin_i·k_lin_j)/N · v_j across chunks.
 
-    If causal, the second sum takes the N tokens of the document in earlier chunks, else all its N tokens. If
-    overlapping, the first sum also takes the chunk before, and it divides by the size of two chunks. A sum without
-    queries is left out. The first token of each chunk, or of each text that starts a chunk, may receive the softmax of
-    its `gau` scores over its whole document instead.
+    If causal, the second sum takes the N tokens of the document in earlier chunks, else all its N tokens. With a chunk
+    divisor, N is the size of a chunk. If overlapping, the first sum also takes the chunk before, and it divides by the
+    size of two chunks. A sum without queries is left out. The first token of each chunk, or of each text that starts a
+    chunk, may receive the softmax of its `gau` scores over its whole document instead.
     """
     out = np.zeros(v.shape)
     for row, i, own in queries(v, padding_mask, segment_ids):
@@ -57,5 +59,5 @@ def flash(
             weights = relu2(content, bias(a, b, i, near), scale, quad_q.shape[-1], size)
             out[row, i] = weights @ v[row, near]
         if lin_q is not None and far:
-            out[row, i] += (lin_k[row, far] @ lin_q[row, i]) @ v[row, far] / len(far)
+            out[row, i] += (lin_k[row, far] @ lin_q[row, i]) @ v[row, far] / (chunk_size if chunk_divisor else len(far))
     return out

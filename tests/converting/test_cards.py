@@ -1,0 +1,69 @@
+"""Model cards of presets, and tokenizers that come along."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import flash_tf as ft
+from flash_tf.cli import main
+from tests.converting.test_bad_input import changed
+
+RUN = Path(__file__).parents[1] / "old_files" / "run"
+pytestmark = pytest.mark.one_backend
+
+
+def with_words(folder, count):
+    """Writes a tokenizer of `count` words into a folder."""
+    words = ["<pad>", "<unk>", "</s>", "<mask>", "<cls>", *(f"w{i}" for i in range(count - 5))]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def test_a_tokenizer_that_is_read_here_comes_along_both_ways(tmp_path):
+    source = changed(tmp_path)
+    with_words(source, 61)
+    assert main(["convert", str(source), str(tmp_path / "preset")]) == 0
+    assert main(["convert", str(tmp_path / "preset"), str(tmp_path / "back"), "--to", "safetensors"]) == 0
+    assert ft.load(tmp_path / "preset").tokenize(["w3 w0"])[0].tolist() == [8, 5]
+    for folder in ("preset", "back"):
+        assert json.loads((tmp_path / folder / "tokenizer.json").read_text())["model"]["vocab"]["w3"] == 8
+
+
+def test_a_tokenizer_with_ids_outside_the_vocabulary_stays_behind_with_a_line(tmp_path, capfd):
+    source = changed(tmp_path)
+    with_words(source, 70)
+    assert main(["convert", str(source), str(tmp_path / "preset")]) == 0
+    assert f"gets weights alone: {source} has no tokenizer that is read here" in capfd.readouterr().err
+    assert ft.load(tmp_path / "preset").tokenizer is None
+
+
+def test_the_card_of_a_run_says_data_licence_and_the_metrics_of_its_step(tmp_path, capfd):
+    shutil.copytree(RUN, tmp_path / "run")
+    assert main(["convert", str(tmp_path / "run"), str(tmp_path / "first"), "--licence", "cc0-1.0"]) == 0
+    assert "licence" not in capfd.readouterr().err
+    card = (tmp_path / "first" / "README.md").read_text()
+    step = next(int(line.split("|")[2]) for line in card.splitlines() if line.startswith("| steps"))
+    rows = [{"step": step - 1, "perplexity": 9.0}, {"step": step, "perplexity": 7.25, "words": 3}]
+    (tmp_path / "run" / "evaluations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["convert", str(tmp_path / "run"), str(tmp_path / "preset")]) == 0
+    card = (tmp_path / "preset" / "README.md").read_text()
+    assert "licence is unknown" in capfd.readouterr().err and 'license: "unknown"' in card
+    assert "| validation perplexity | 7.2500 |" in card and "9.0" not in card
+    assert "| data |" in card and '"type"' in card
+    one, other = (ft.load(tmp_path / name) for name in ("run", "preset"))
+    ids = np.arange(12, dtype="int32")[None]
+    assert np.array_equal(np.asarray(one(ids)), np.asarray(other(ids)))
+    assert one.tokenizer.fingerprint == other.tokenizer.fingerprint
+
+
+def test_the_licence_of_a_card_is_handed_on(tmp_path):
+    source = changed(tmp_path)
+    (source / "README.md").write_text("---\nlanguage: en\nlicense: 'apache-2.0'\n---\n# A model\n\nlicense: other\n")
+    assert main(["convert", str(source), str(tmp_path / "preset")]) == 0
+    assert main(["convert", str(tmp_path / "preset"), str(tmp_path / "back"), "--to", "safetensors"]) == 0
+    assert 'license: "apache-2.0"' in (tmp_path / "back" / "README.md").read_text()
