@@ -112,7 +112,7 @@ def damaged():
         for how in ways:
             for command in of:
                 name, _, rest = command.partition(" ")
-                said = "step-00000004" if "checkpoints" in file else file
+                said = "step-00000004" if "checkpoints" in file else file.partition(".")[0]
                 yield Entry(f"{name} causal/run {rest}".strip(), 1, said, (file, how))
 
 
