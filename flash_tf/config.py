@@ -46,6 +46,8 @@ class DataConfig:
     )
     whitespace: Literal["collapse", "keep"] = "collapse"  # of a tokenizer that is trained; a given one has its own
     cache: str | None = None  # the folder of the tokens; null: in the model directory
+    columns: dict | None = None  # of labelled examples: a part, as `text` or `label` -> its key in the source's records
+    labels: list[str] | None = None  # the names of a classifier's classes, in the order of their numbers
 
     def __post_init__(self):
         _positive(self, "data", "sequence_length")

@@ -89,6 +89,27 @@ class Registry:
         return self.get(options.pop("type"))(**options)
 
 
+def takes_options_of(base: type, without: tuple[str, ...] = ()) -> Callable[[C], C]:
+    """Decorates a class whose `**kwargs` go to `base`: its signature names the options of `base` too.
+
+    Args:
+      base: A class with an annotated `__init__`.
+      without: Options of `base` that the class does not take.
+    """
+
+    def add(cls: C) -> C:
+        theirs = inspect.signature(base).parameters
+        _, *own, rest = inspect.signature(cls.__init__).parameters.values()  # `self` first, `kwargs` last
+        known = {rest.name, *without, *(p.name for p in own)}
+        added = {name: p for name, p in theirs.items() if name not in known}
+        named = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in added.values()]
+        cls.__signature__ = inspect.Signature([*own, *named, rest])
+        cls.__init__.__annotations__ |= {name: p.annotation for name, p in added.items()}
+        return cls
+
+    return add
+
+
 def check_options(cls: type, options: Mapping[str, Any], *, where: str) -> None:
     """Raises a ValueError if the options do not fit a class. It names the option, the need and the finding.
 

@@ -80,10 +80,16 @@ def test_a_matcher_needs_two_texts_a_row():
         model_of(Matcher)(token_ids(B, N))
 
 
-@pytest.mark.parametrize("kind", ["classifier", "matcher", "Classifier"])
-def test_a_config_cannot_choose_what_the_loop_cannot_train(kind):
-    with pytest.raises(ValueError, match=f"no model is called '{kind}'.* There are: causal_lm, masked_lm$"):
-        modelling.with_masking(config.load("quickstart", [f"model.type={kind}"]))
+@each
+def test_a_config_chooses_it_and_a_wrong_option_is_named(cls, shape):
+    kind = cls.__name__.lower()
+    options = ["model.classes=3", "model.position_embedding=learned", "model.hidden=5"]
+    model = modelling.make_model(modelling.with_masking(config.load("quickstart", [f"model.type={kind}", *options])))
+    assert (type(model), model.classes, model.hidden, model.max_length) == (cls, 3, 5, 128)
+    for option, said in {"head_bias=true": "has no option 'head_bias'", "widht=3": "did you mean 'width'"}.items():
+        wrong = config.load("quickstart", [f"model.type={kind}", *options, f"model.{option}"])
+        with pytest.raises(ValueError, match=f"model '{kind}' {said}|{said}"):
+            modelling.with_masking(wrong)
 
 
 @each

@@ -13,6 +13,7 @@ from flash_tf.registry import MOST
 NAMES = (
     "train",
     "evaluate",
+    "predict",
     "average",
     "fill-mask",
     "generate",

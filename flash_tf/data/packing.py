@@ -2,16 +2,32 @@
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from flash_tf.data.token_cache import TokenizedShard
 
 if TYPE_CHECKING:
+    from flash_tf.data.token_cache import TokenCache
     from flash_tf.data.tokenizer import Tokenizer
 
 Kind = Literal["concatenate", "documents"]
+Batch = dict[str, np.ndarray]
+
+
+class Field(NamedTuple):
+    """One array of a window or row, of one length in all of them.
+
+    Attributes:
+      length: Its length.
+      padding: Fills what is missing at its end, and rows that only fill a batch.
+      dtype: Its NumPy type.
+    """
+
+    length: int
+    padding: float
+    dtype: type = np.int32
 
 
 class Windows:
@@ -31,6 +47,7 @@ class Windows:
       sequence_length: n, the positions that a model sees.
       overlap: 1 if a segment's first token is only context, and predicted elsewhere or never; else 0. The width is
         n + overlap.
+      segmented: Whether a batch has `segment_ids`.
     """
 
     def __init__(
@@ -46,15 +63,21 @@ class Windows:
         pad_id: int,
         sequence_length: int,
         overlap: int,
+        segmented: bool,
     ):
         self._tokens = tokens
         self._starts, self._lengths, self._opens = starts, lengths, opens
         self._columns, self._bounds = columns, bounds
         self._opening_id, self._pad_id = opening_id, pad_id
-        self._width, self._overlap = sequence_length + overlap, overlap
+        self._width, self._overlap, self._segmented = sequence_length + overlap, overlap, segmented
 
     def __len__(self) -> int:
         return len(self._bounds) - 1
+
+    def read(self, indices: np.ndarray) -> Batch:
+        """The windows `indices` as `tokens` and, if documents are packed, `segment_ids`."""
+        segments = {"segment_ids": self.segment_ids(indices)} if self._segmented else {}
+        return {"tokens": self.tokens(indices), **segments}
 
     def tokens(self, indices: np.ndarray) -> np.ndarray:
         """The windows `indices`, int32 `[k, n + overlap]`."""
@@ -144,6 +167,22 @@ class Packing:
             pad_id=tokenizer.pad_id,
             sequence_length=self.sequence_length,
             overlap=self.overlap,
+            segmented=documents,
+        )
+
+    def fields(self, tokenizer: "Tokenizer") -> dict[str, Field]:
+        """The arrays of a window."""
+        width = self.sequence_length + self.overlap
+        segments = {"segment_ids": Field(width, 0)} if self.kind == "documents" else {}
+        return {"tokens": Field(width, tokenizer.pad_id), **segments}
+
+    def nothing(self, cache: "TokenCache", pad_last: bool) -> ValueError:
+        """The error of a split without a window."""
+        needed = 1 if pad_last or self.kind == "documents" else self.sequence_length
+        longest = max(len(cache.get(index).tokens) for index in range(len(cache.shards)))
+        return ValueError(
+            f"the {cache.split} split has no window: it needs a shard of at least {needed} tokens, "
+            f"the longest of its {len(cache.shards)} has {longest}"
         )
 
     def _concatenate(self, shard: TokenizedShard, pad_last: bool) -> dict[str, np.ndarray]:

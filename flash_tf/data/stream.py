@@ -1,4 +1,4 @@
-"""The windows of a split in order: shuffled and endless for training, once through and padded for evaluation."""
+"""The windows or rows of a split in order: shuffled and endless for training, once and padded for evaluation."""
 
 import math
 import threading
@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import tensorflow as tf
 
-from flash_tf.data.packing import Packing, Windows
+from flash_tf.data.packing import Batch, Packing, Windows
+from flash_tf.data.rows import RowPacking, Rows
 from flash_tf.data.token_cache import TokenCache
-
-Batch = dict[str, np.ndarray]
 
 
 class WindowStream:
@@ -22,36 +21,23 @@ class WindowStream:
 
     Args:
       cache: The tokenised split.
-      sequence_length: n.
-      overlap: 1 for next-token prediction, 0 for masked; see `Packing`.
-      packing: "concatenate" or "documents"; see `Packing`. A concatenated shard's last, partial window is dropped.
-      align: Packed documents start at multiples of this position.
+      packing: Cuts shards into windows, whose last, partial one is dropped; or the rows of labelled examples.
       seed: Seed of the order; not negative.
       limit: Number of windows that the run reads in all, from position 0.
 
     Raises:
-      ValueError: The limit is below 1, or `Packing` refuses an argument.
+      ValueError: The limit is below 1.
     """
 
-    def __init__(
-        self,
-        cache: TokenCache,
-        *,
-        sequence_length: int,
-        overlap: int,
-        packing: str,
-        align: int,
-        seed: int,
-        limit: int,
-    ):
+    def __init__(self, cache: TokenCache, packing: Packing | RowPacking, *, seed: int, limit: int):
         if limit < 1:
             raise ValueError(f"limit must be at least 1 window, got {limit}")
         self._cache = cache
-        self._packing = Packing(kind=packing, sequence_length=sequence_length, overlap=overlap, align=align)
+        self._packing = packing
         self._seed = seed
         self._limit = limit
         self._counts: dict[int, int] = {}  # windows of each shard seen so far
-        self._open: tuple[tuple[int, int], Windows, np.ndarray] | None = None  # the shard that was read last
+        self._open: tuple[tuple[int, int], Windows | Rows, np.ndarray] | None = None  # the shard that was read last
         self.failure: Exception | None = None
         # A daemon, so that a run that ends early does not wait for shards it will never read.
         threading.Thread(target=self._tokenise_ahead, daemon=True).start()
@@ -60,8 +46,8 @@ class WindowStream:
         """The windows `position` to `position + count - 1`.
 
         Returns:
-          `tokens` int32 `[count, n + overlap]`; `segment_ids` of the same shape if documents are packed; `window`
-          int32 `[count, 2]`, the epoch and the window's number in it, the same for every reader.
+          The packing's fields: `tokens` int32 `[count, n + overlap]`; `segment_ids` of the same shape if documents are
+          packed; and `window` int32 `[count, 2]`, the epoch and the window's number in it, the same for every reader.
 
         Raises:
           ValueError: The whole split has no window.
@@ -76,7 +62,7 @@ class WindowStream:
             indices = order[start : start + count - len(window)]
             slices.append((windows, indices))
             window += [(epoch, number + i) for i in range(len(indices))]
-        return _read(slices, window, self._packing)
+        return _read(slices, window)
 
     def dataset(self, position: int, batch_size: int, pipelines: int = 1, pipeline: int = 0) -> tf.data.Dataset:
         """The batches from `position` up to the limit, or one input pipeline's share of each.
@@ -108,11 +94,9 @@ class WindowStream:
                 self.failure = error
                 raise
 
-        width = self._packing.sequence_length + self._packing.overlap
-        shapes = {"tokens": (share, width), "window": (share, 2)}
-        if self._packing.kind == "documents":
-            shapes["segment_ids"] = (share, width)
-        signature = {name: tf.TensorSpec(shape, tf.int32) for name, shape in shapes.items()}
+        fields = self._packing.fields(self._cache.tokenizer)
+        signature = {name: tf.TensorSpec((share, field.length), field.dtype) for name, field in fields.items()}
+        signature["window"] = tf.TensorSpec((share, 2), tf.int32)
         return tf.data.Dataset.from_generator(batches, output_signature=signature).prefetch(tf.data.AUTOTUNE)
 
     def stop(self) -> None:
@@ -138,8 +122,7 @@ class WindowStream:
                     return epoch, number, shard, number - before
                 before += self._count(shard)
             if before == 0:
-                documents = self._packing.kind == "documents"
-                raise _no_window(self._cache, 1 if documents else self._packing.sequence_length)
+                raise self._packing.nothing(self._cache, pad_last=False)
             epoch, number = divmod(position, before)
 
     def _count(self, shard: int) -> int:
@@ -147,10 +130,10 @@ class WindowStream:
             self._counts[shard] = len(self._windows(shard))
         return self._counts[shard]
 
-    def _windows(self, shard: int) -> Windows:
+    def _windows(self, shard: int) -> Windows | Rows:
         return self._packing.cut(self._cache.get(shard), self._cache.tokenizer, pad_last=False)
 
-    def _shuffled(self, epoch: int, shard: int) -> tuple[Windows, np.ndarray]:
+    def _shuffled(self, epoch: int, shard: int) -> tuple[Windows | Rows, np.ndarray]:
         """A shard's windows and their order in this epoch."""
         opened = self._open
         if opened is None or opened[0] != (epoch, shard):
@@ -168,10 +151,7 @@ class EvaluationBatches:
 
     Args:
       cache: The tokenised split.
-      sequence_length: n.
-      overlap: 1 for next-token prediction, 0 for masked; see `Packing`.
-      packing: "concatenate" or "documents"; see `Packing`.
-      align: Packed documents start at multiples of this position.
+      packing: Cuts shards into windows, or the rows of labelled examples.
       batch_size: Windows in every batch.
       windows: Number of windows to read, from the beginning; None for all.
 
@@ -181,31 +161,22 @@ class EvaluationBatches:
         tokens do not cover the words.
 
     Raises:
-      ValueError: There is no window, or `Packing` refuses an argument.
+      ValueError: There is no window.
     """
 
     def __init__(
-        self,
-        cache: TokenCache,
-        *,
-        sequence_length: int,
-        overlap: int,
-        packing: str,
-        align: int,
-        batch_size: int,
-        windows: int | None = None,
+        self, cache: TokenCache, packing: Packing | RowPacking, *, batch_size: int, windows: int | None = None
     ):
         if windows is not None and windows < 1:
             raise ValueError(f"windows must be at least 1, or None for all, got {windows}")
-        self._packing = Packing(kind=packing, sequence_length=sequence_length, overlap=overlap, align=align)
-        self._pad_id = cache.tokenizer.pad_id
+        self._fields = packing.fields(cache.tokenizer)
         self._batch_size = batch_size
-        self._shards: list[Windows] = []
+        self._shards: list[Windows | Rows] = []
         self._count, self.tokens, words, left_out = 0, 0, 0, 0
         rest = math.inf if windows is None else windows
         while self._count < rest and len(self._shards) < len(cache.shards):
             shard = cache.get(len(self._shards))
-            cut = self._packing.cut(shard, cache.tokenizer, pad_last=True)
+            cut = packing.cut(shard, cache.tokenizer, pad_last=True)
             taken = min(rest - self._count, len(cut))
             self._shards.append(cut)
             self._count += taken
@@ -213,7 +184,7 @@ class EvaluationBatches:
             words += shard.words
             left_out += len(cut) - taken
         if self._count == 0:
-            raise _no_window(cache, 1)
+            raise packing.nothing(cache, pad_last=True)
         self.words = words if left_out == 0 and len(self._shards) == len(cache.shards) else None
 
     def __len__(self) -> int:
@@ -227,26 +198,21 @@ class EvaluationBatches:
             numbers = np.arange(start, min(start + self._batch_size, self._count))
             shard = np.searchsorted(ends, numbers, side="right")
             slices = [(self._shards[s], numbers[shard == s] - (ends - sizes)[s]) for s in np.unique(shard)]
-            batch = _read(slices, [(0, number) for number in numbers], self._packing)
-            yield self._filled(batch)
+            yield self._filled(_read(slices, [(0, number) for number in numbers]))
 
     def _filled(self, batch: Batch) -> Batch:
         missing = self._batch_size - len(batch["tokens"])
+        fills = {name: field.padding for name, field in self._fields.items()}
         return {
-            name: np.pad(x, ((0, missing), (0, 0)), constant_values=self._pad_id if name == "tokens" else 0)
-            for name, x in batch.items()
+            name: np.pad(x, ((0, missing), (0, 0)), constant_values=fills.get(name, 0)) for name, x in batch.items()
         }
 
 
-def _read(slices: Sequence[tuple[Windows, np.ndarray]], window: list[tuple[int, int]], packing: Packing) -> Batch:
-    """A batch of windows: from each shard's `Windows` the ones with these indices, shard after shard."""
-    batch = {
-        "tokens": np.concatenate([windows.tokens(indices) for windows, indices in slices]),
-        "window": np.array(window, np.int32),
-    }
-    if packing.kind == "documents":
-        batch["segment_ids"] = np.concatenate([windows.segment_ids(indices) for windows, indices in slices])
-    return batch
+def _read(slices: Sequence[tuple[Windows | Rows, np.ndarray]], window: list[tuple[int, int]]) -> Batch:
+    """A batch of windows: from each shard's the ones with these indices, shard after shard."""
+    parts = [windows.read(indices) for windows, indices in slices]
+    joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return {**joined, "window": np.array(window, np.int32)}
 
 
 def _shuffle(count: int, seed: int, epoch: int, purpose: int) -> np.ndarray:
@@ -256,11 +222,3 @@ def _shuffle(count: int, seed: int, epoch: int, purpose: int) -> np.ndarray:
     """
     raw = np.random.PCG64(np.random.SeedSequence([seed, epoch, purpose])).random_raw(count)
     return np.argsort(raw, kind="stable")
-
-
-def _no_window(cache: TokenCache, needed: int) -> ValueError:
-    longest = max(len(cache.get(index).tokens) for index in range(len(cache.shards)))
-    return ValueError(
-        f"the {cache.split} split has no window: it needs a shard of at least {needed} tokens, "
-        f"the longest of its {len(cache.shards)} has {longest}"
-    )

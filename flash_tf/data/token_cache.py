@@ -80,9 +80,8 @@ class TokenCache:
         self._source = source
         self._on_progress = on_progress
         self._stopped = threading.Event()
-        self._about = json.dumps(
-            {"split": split, "source": source.identity(), "tokenizer": tokenizer.fingerprint}, indent=2, sort_keys=True
-        )
+        about = {"split": split, "source": source.identity(), "tokenizer": tokenizer.fingerprint, **self._more()}
+        self._about = json.dumps(about, indent=2, sort_keys=True)
         self.directory = Path(directory) / f"{split}-{hashlib.sha256(self._about.encode()).hexdigest()[:16]}"
         self._dtype = np.dtype(np.uint16 if tokenizer.vocabulary_size <= 1 << 16 else np.int32)
 
@@ -108,6 +107,10 @@ class TokenCache:
         """Makes `get` raise a StoppedError where it tokenises, in any thread, within some seconds."""
         self._stopped.set()
 
+    def _more(self) -> dict:
+        """What else decides the content of a shard."""
+        return {}
+
     def _path(self, index: int, suffix: str) -> Path:
         return self.directory / f"{index:05d}.{suffix}"
 
@@ -116,8 +119,8 @@ class TokenCache:
         try:
             marker = json.loads(self._path(index, "json").read_text())
             name, size, documents = marker["shard"], marker["tokens"], marker["documents"]
-            tokens = _mapped(self._path(index, "tokens"), self._dtype, size)
-            offsets = _mapped(self._path(index, "offsets"), np.dtype(np.int64), documents + 1)
+            tokens = mapped(self._path(index, "tokens"), self._dtype, size)
+            offsets = mapped(self._path(index, "offsets"), np.dtype(np.int64), documents + 1)
             if name != self.shards[index] or offsets[-1] != size:
                 return None
             return TokenizedShard(tokens=tokens, offsets=offsets, words=marker["words"], bytes=marker["bytes"])
@@ -130,9 +133,9 @@ class TokenCache:
         self._path(index, "json").unlink(missing_ok=True)  # from here on the old files do not count
         lengths, words, size = [0], 0, 0
         with (  # renamed in the reverse order: the marker last
-            _renamed_when_done(self._path(index, "json")) as marker_file,
-            _renamed_when_done(self._path(index, "tokens")) as tokens_file,
-            _renamed_when_done(self._path(index, "offsets")) as offsets_file,
+            renamed_when_done(self._path(index, "json")) as marker_file,
+            renamed_when_done(self._path(index, "tokens")) as tokens_file,
+            renamed_when_done(self._path(index, "offsets")) as offsets_file,
         ):
             for texts in _batches(self._source.documents(self.split, self.shards[index])):
                 if self._stopped.is_set():
@@ -142,9 +145,9 @@ class TokenCache:
                 words += sum(len(text.split()) for text in texts)
                 size += sum(len(text.encode()) for text in texts)
                 stored = (np.append(ids, self.tokenizer.eos_id).astype(self._dtype) for ids in documents)
-                _write(tokens_file, b"".join(ids.tobytes() for ids in stored))
+                write_whole(tokens_file, b"".join(ids.tobytes() for ids in stored))
             offsets = np.cumsum(lengths, dtype=np.int64)
-            _write(offsets_file, offsets.tobytes())
+            write_whole(offsets_file, offsets.tobytes())
             marker = {
                 "shard": self.shards[index],
                 "documents": len(offsets) - 1,
@@ -152,7 +155,7 @@ class TokenCache:
                 "words": words,
                 "bytes": size,
             }
-            _write(marker_file, json.dumps(marker).encode())
+            write_whole(marker_file, json.dumps(marker).encode())
 
 
 def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
@@ -167,7 +170,7 @@ def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
     yield batch
 
 
-def _mapped(path: Path, dtype: np.dtype, size: int) -> np.ndarray:
+def mapped(path: Path, dtype: np.dtype, size: int) -> np.ndarray:
     """The array in a file, which must hold exactly `size` elements."""
     if path.stat().st_size != size * dtype.itemsize:
         raise ValueError(f"{path} needs {size * dtype.itemsize} bytes, got {path.stat().st_size}")
@@ -175,7 +178,7 @@ def _mapped(path: Path, dtype: np.dtype, size: int) -> np.ndarray:
 
 
 @contextmanager
-def _renamed_when_done(path: Path) -> Iterator[FileIO]:
+def renamed_when_done(path: Path) -> Iterator[FileIO]:
     """A file to write. It appears as `path` only when all is written, and never after an error."""
     partial = path.with_name(f"{path.name}.partial")
     try:
@@ -188,7 +191,7 @@ def _renamed_when_done(path: Path) -> Iterator[FileIO]:
         raise
 
 
-def _write(file: FileIO, data: bytes) -> None:
+def write_whole(file: FileIO, data: bytes) -> None:
     rest = memoryview(data)
     try:
         while rest:

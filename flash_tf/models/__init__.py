@@ -1,6 +1,6 @@
 """Models: embedding, a residual stack of any mixer, a head. One file a task.
 
-`MODELS` has those that `flash-tf train` trains, by the names that a config gives them; the others are for `fit`.
+`MODELS` has them by the names that a config gives them.
 """
 
 from flash_tf import backend  # noqa: F401
@@ -9,8 +9,9 @@ from flash_tf.models.classifier import Classifier
 from flash_tf.models.language_model import MODELS as MODELS
 from flash_tf.models.masked_lm import MaskedLM
 from flash_tf.models.matcher import Matcher
+from flash_tf.models.regressor import Regressor
 
-__all__ = ["CausalLM", "Classifier", "MaskedLM", "Matcher"]
+__all__ = ["CausalLM", "Classifier", "MaskedLM", "Matcher", "Regressor"]
 
 
 def __dir__() -> list[str]:

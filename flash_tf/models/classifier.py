@@ -1,29 +1,29 @@
 """Text classification: the stack of the language models, mean pooling, and a small network."""
 
-import inspect
-from typing import Any
-
 import keras
 from keras import ops
 
 from flash_tf.layers.common import normal, own_policies
-from flash_tf.models.language_model import LanguageModel, unpack
+from flash_tf.models.language_model import MODELS, LanguageModel, unpack
+from flash_tf.registry import takes_options_of
 from kernels_xla.common.accumulate import sum_dtype
 from kernels_xla.common.spec import Tensor
 
 
+@MODELS.register("classifier")
+@takes_options_of(LanguageModel, without=("head_bias", "tie_embeddings"))
 @keras.saving.register_keras_serializable("flash_tf")
 class Classifier(LanguageModel):
     """Token ids `[b, n]` -> logits `[b, classes]`: `W_2 relu(W_1 mean(x) + b_1) + b_2` over the real tokens' x.
 
-    Use it with `compile` and `fit`, and a loss from logits. Mean pooling, learned positions (the default) and the
-    hidden layer follow the Long-Range Arena models in TransNormer's Table 6 (arXiv:2210.10340, appendix).
+    Train it with `flash-tf train`, or with `compile`, `fit` and a loss from logits. Mean pooling, learned positions and
+    the hidden layer follow the Long-Range Arena models in TransNormer's Table 6 (arXiv:2210.10340, appendix).
 
     Args:
       classes: Number of classes, 2 or more.
       hidden: Width of the hidden layer.
+      position_embedding: As for `LanguageModel`; "learned" needs `max_length`.
       **kwargs: As for `LanguageModel`, except `head_bias` and `tie_embeddings`, which belong to a head over tokens.
-        `position_embedding` is "learned" by default and needs `max_length`.
 
     Call arguments:
       token_ids: Integers `[b, n]`, or a dictionary of all call arguments, as `fit` passes it.
@@ -42,17 +42,20 @@ class Classifier(LanguageModel):
     """
 
     causal = False
-    HEAD = ("inner", "outer")
+    predicts_tokens = False
+    HEAD = ("inner", "outer", "transform")
     PARTS = 1  # the network reads this many vectors of the model's width
+    TEXTS = 1  # of a row
+    FEWEST = 2  # classes
 
-    def __init__(self, classes: int, hidden: int = 128, **kwargs):
-        if classes < 2 or hidden < 1:
+    def __init__(self, classes: int, hidden: int = 128, position_embedding: str | None = "learned", **kwargs):
+        if classes < self.FEWEST or hidden < 1:
             raise ValueError(f"{type(self).__name__} needs classes >= 2 and hidden >= 1, got {classes} and {hidden}")
         if kwargs.pop("head_bias", False):
             raise ValueError(f"{type(self).__name__} has no head over tokens: it takes no head_bias")
         if not kwargs.pop("tie_embeddings", True):
             raise ValueError(f"{type(self).__name__} has no head over tokens: it needs tie_embeddings true, got False")
-        super().__init__(**{"position_embedding": "learned", **kwargs}, head_bias=False)
+        super().__init__(**kwargs, position_embedding=position_embedding, head_bias=False)
         self.classes, self.hidden = classes, hidden
         dense = lambda width, **more: keras.layers.Dense(  # noqa: E731
             width, kernel_initializer=normal(), dtype=self.dtype_policy, **more
@@ -91,6 +94,15 @@ class Classifier(LanguageModel):
         del arguments, options
         return keras.KerasTensor((unpack(token_ids, {})["token_ids"].shape[0], self.classes), self.compute_dtype)
 
-    def get_config(self) -> dict[str, Any]:
-        stack = [name for name in inspect.signature(LanguageModel).parameters if name != "kwargs"]
-        return {**super().get_config(), **{name: getattr(self, name) for name in stack}}
+    def flops(self, n: int, predicted: int = 0) -> int:
+        """Forward FLOPs over one row, multiply-adds as two; n tokens are in each text, and no head runs on them."""
+        del predicted
+        return self.TEXTS * super().flops(n, 0) + 2 * self.hidden * (self.PARTS * self.width + self.classes)
+
+    def activation_bytes(self, n: int, predicted: int, itemsize: int) -> int:
+        """As for `LanguageModel`, without a head on tokens."""
+        del predicted
+        return self.TEXTS * super().activation_bytes(n, 0, itemsize)
+
+    def decode_state_bytes(self, n: int, itemsize: int = 2) -> None:
+        """None: it does not decode."""

@@ -75,7 +75,8 @@ class LanguageModel(Recomputed, keras.Model):
 
     causal: bool
     tokenizer: Any = None
-    HEAD = ("output_bias",)  # weights by which two models with one stack may differ
+    predicts_tokens = True  # a head gives logits `[..., V]` of tokens
+    HEAD = ("output_bias", "transform")  # weights by which two models with one stack may differ
 
     def __init__(
         self,

@@ -4,10 +4,11 @@ import keras
 from keras import ops
 
 from flash_tf.models.classifier import Classifier
-from flash_tf.models.language_model import unpack
+from flash_tf.models.language_model import MODELS, unpack
 from kernels_xla.common.spec import Tensor
 
 
+@MODELS.register("matcher")
 @keras.saving.register_keras_serializable("flash_tf")
 class Matcher(Classifier):
     """Two texts, `[b, 2, n]` -> logits of classes `[b, classes]`: `Classifier`'s network over [x, y, x y, x - y].
@@ -32,7 +33,7 @@ class Matcher(Classifier):
       TensorShape([3, 2])
     """
 
-    PARTS = 4
+    PARTS, TEXTS = 4, 2
 
     def call(
         self,

@@ -66,6 +66,7 @@ class Metrics:
         self._trainer, self._step, self._records, self._progress = trainer, step, records, progress
         self._steps, self._tokens_per_step = config.steps, config.tokens_per_step
         self._flops_per_step, self._peak, self._clock = flops_per_step, peak, Clock()
+        self._of_tokens = trainer.model.predicts_tokens
         self._stays = lasting(config.steps)
 
     def begin(self) -> None:
@@ -83,7 +84,8 @@ class Metrics:
         lines = []
         for step, row in enumerate(history.tolist(), start=last - len(history) + 1):
             record = {"step": step, **dict(zip(COLUMNS, row, strict=True))}
-            lines.append({**record, "perplexity": perplexity(record["loss"]), "tokens_per_second": round(rate, 1)})
+            of_tokens = {"perplexity": perplexity(record["loss"])} if self._of_tokens else {}
+            lines.append({**record, **of_tokens, "tokens_per_second": round(rate, 1)})
         self._records.append(lines)
         mfu = self._flops_per_step * len(history) / seconds / self._peak if self._peak else None
         left = (self._steps - last) * seconds / len(history)

@@ -49,17 +49,20 @@ class Evaluator(orbit.AbstractEvaluator):
     def evaluate(self, num_steps: tf.Tensor) -> dict[str, float]:
         """Evaluates all batches, and ignores `num_steps`; see `summarize`."""
         del num_steps
-        dataset = self.strategy.distribute_datasets_from_function(self._dataset)
-        iterator, total = iter(dataset), 0.0
-        for done in range(len(self.batches)):
-            total = total + self._step(next(iterator)).numpy().astype(np.float64)
-            self._on_progress(done + 1, len(self.batches))
+        total = sum(sums.numpy().astype(np.float64) for sums in self._results())
         return summarize(total[0], total[1:], self.batches.words if self._counts_words else None)
+
+    def _results(self):
+        """What the step gives for each batch."""
+        iterator = iter(self.strategy.distribute_datasets_from_function(self._dataset))
+        for done in range(len(self.batches)):
+            yield self._step(next(iterator))
+            self._on_progress(done + 1, len(self.batches))
 
     def _dataset(self, context):
         batches, pipelines = self.batches, context.num_input_pipelines
         first = next(iter(batches))
-        signature = {name: tf.TensorSpec(x.shape, tf.int32) for name, x in first.items()}
+        signature = {name: tf.TensorSpec(x.shape, x.dtype) for name, x in first.items()}
         share = len(first["tokens"]) // pipelines
         begin = context.input_pipeline_id * share
         dataset = tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=signature)
@@ -78,6 +81,24 @@ class Evaluator(orbit.AbstractEvaluator):
         )
         loss = tf.reduce_sum(tf.where(prediction.weights > 0, prediction.nll * prediction.weights, 0.0))
         return tf.concat([loss[None], counts], axis=0)
+
+
+class TaskEvaluator(Evaluator):
+    """The metrics of a task over all rows of a split; see `Evaluator` and `TaskObjective`."""
+
+    def evaluate(self, num_steps: tf.Tensor) -> dict[str, float]:
+        """Evaluates all rows, and ignores `num_steps`; see `TaskObjective.summarize`."""
+        del num_steps
+        parts = [{name: x.numpy() for name, x in outputs.items()} for outputs in self._results()]
+        return self._objective.summarize({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+
+    def _all_replicas(self, batch):
+        outputs = self.strategy.run(self._sums, args=(batch,))
+        return {name: self.strategy.gather(x, axis=0) for name, x in outputs.items()}
+
+    def sums(self, batch):
+        """The outputs of the rows of a replica."""
+        return self._objective.outputs(self._model, batch, training=False)
 
 
 def per_replica(dataset: tf.data.Dataset, batch_size: int, context: tf.distribute.InputContext) -> tf.data.Dataset:

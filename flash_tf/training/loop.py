@@ -15,13 +15,13 @@ from flash_tf.data.stream import EvaluationBatches
 from flash_tf.data.tokenizer import Tokenizer
 from flash_tf.profiling import latency
 from flash_tf.training import actions, modelling, preflight, profile, run_directory, workers
-from flash_tf.training.evaluator import Evaluator
-from flash_tf.training.objective import OBJECTIVES
+from flash_tf.training.evaluator import Evaluator, TaskEvaluator
 from flash_tf.training.owner import Owner
 from flash_tf.training.progress import Progress, evaluation_parts, peak_flops
 from flash_tf.training.restore import restore
-from flash_tf.training.run import errors_of, make_cache, make_trainer, open_run, open_stream
+from flash_tf.training.run import errors_of, make_cache, make_packing, make_trainer, open_run, open_stream
 from flash_tf.training.strategy import device_name, is_chief, make_strategy
+from flash_tf.training.tasks import TaskObjective, objective_of
 from flash_tf.training.trainer import uses_xla
 
 EVALUATED_AT_ONCE = 2**14  # tokens of a batch of `evaluate`: one device may not hold the batch of many
@@ -128,7 +128,7 @@ def evaluate(model_dir: str, progress: Progress, checkpoint: str | int = "best")
       checkpoint: "best", "newest" or a step; see `restore`.
 
     Returns:
-      The `step` of the checkpoint, and the result of `evaluator.summarize`.
+      The `step` of the checkpoint, and the result of `evaluator.summarize`, or of `TaskObjective.summarize`.
     """
     trained = restore(model_dir, progress.line, checkpoint)
     config = trained.config
@@ -159,18 +159,16 @@ def make_evaluator(
     Raises:
       ValueError: The source has no validation split.
     """
-    objective = OBJECTIVES[config.model["type"]](config, tokenizer)
+    objective = objective_of(config)(config, tokenizer)
     batches = functools.partial(
         EvaluationBatches,
         make_cache(config, model_dir, tokenizer, "validation", progress.tokenised),
-        sequence_length=config.data.sequence_length,
-        overlap=objective.overlap,
-        packing=config.data.packing,
-        align=model.align,
+        make_packing(config, objective, model),
         batch_size=batch_size,
         windows=config.evaluation.windows,
     )
-    return Evaluator(
+    evaluator = TaskEvaluator if isinstance(objective, TaskObjective) else Evaluator
+    return evaluator(
         model=model,
         objective=objective,
         strategy=strategy,

@@ -66,8 +66,10 @@ def make_model(config: Config) -> keras.Model:
 
 
 def predicted(config: Config) -> int:
-    """Positions of a sequence on which training runs the head."""
+    """Positions of a sequence on which training runs a head over tokens."""
     n = config.data.sequence_length
+    if not MODELS.get(config.model["type"]).predicts_tokens:
+        return 0
     return n if config.masking is None else round(config.masking.rate * n)
 
 

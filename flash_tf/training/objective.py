@@ -52,6 +52,10 @@ class Objective:
 
     overlap: int
 
+    @staticmethod
+    def encoder_of(config: Config, tokenizer: Tokenizer | None) -> None:
+        """None: a language model reads documents, and no rows; see `TaskObjective.encoder_of`."""
+
     def examples(self, batch: dict[str, tf.Tensor], training: bool) -> Examples:
         """The examples of a batch."""
         raise NotImplementedError

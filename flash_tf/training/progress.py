@@ -117,7 +117,7 @@ def training_parts(
     """
     more = [
         f"waiting for input {waiting:.0%}" if waiting > WAITING else "",
-        f"ppl {perplexity(record['loss']):,.2f}",
+        f"ppl {record['perplexity']:,.2f}" if "perplexity" in record else "",
         "" if mfu is None else f"MFU {mfu:.1%}",
         f"lr {record['learning_rate']:.2e}",
         f"|g| {record['gradient_norm']:.3f}",
@@ -133,6 +133,10 @@ def training_parts(
 
 def evaluation_parts(evaluation: dict) -> list[str]:
     """The result of an evaluation, the most important first."""
+    if "perplexity" not in evaluation:  # of a task
+        figures = {name: value for name, value in evaluation.items() if name not in ("step", "loss", "labels")}
+        first = f"step {evaluation['step']:,}  validation loss {evaluation['loss']:.4f}"
+        return [first, *(f"{name} {value:.4f}" for name, value in figures.items())]
     words = [f"word ppl {evaluation['word_perplexity']:,.2f}"] if "word_perplexity" in evaluation else []
     return [
         f"step {evaluation['step']:,}  validation loss {evaluation['loss']:.4f}",

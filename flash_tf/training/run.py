@@ -13,6 +13,8 @@ import tensorflow as tf
 from flash_tf import owned_files
 from flash_tf.config import Config, TokenizerConfig
 from flash_tf.data import tokenizers
+from flash_tf.data.packing import Packing
+from flash_tf.data.rows import RowCache, RowPacking, placed
 from flash_tf.data.sources import SOURCES
 from flash_tf.data.stream import WindowStream
 from flash_tf.data.token_cache import TokenCache
@@ -20,11 +22,11 @@ from flash_tf.data.tokenizer import Tokenizer
 from flash_tf.training import modelling, run_directory
 from flash_tf.training.checkpoints import Checkpoints, not_finite
 from flash_tf.training.evaluator import per_replica
-from flash_tf.training.objective import OBJECTIVES
 from flash_tf.training.optimizer import AdamW
 from flash_tf.training.progress import Progress
 from flash_tf.training.restore import check_tokenizer, load_tokenizer, starting_model
 from flash_tf.training.strategy import is_chief
+from flash_tf.training.tasks import TaskObjective, objective_of
 from flash_tf.training.trainer import Trainer, TrainStep, uses_xla
 
 WAIT = 600  # seconds that other workers give the chief to make a tokenizer
@@ -143,6 +145,7 @@ def open_run(
             f"{config.batch_size} sequences a step (train.tokens_per_step / data.sequence_length) must be "
             f"a multiple of {replicas} replicas x train.accumulate {accumulate}"
         )
+    objective_of(config).encoder_of(config, None)  # refuses options before any work
     checkpoints = Checkpoints(f"{model_dir}/checkpoints", progress.line)
     start = None
     if config.init_from is not None and not checkpoints.steps():
@@ -162,7 +165,7 @@ def open_run(
         progress=progress,
         strategy=strategy,
         tokenizer=tokenizer,
-        objective=OBJECTIVES[config.model["type"]](config, tokenizer),
+        objective=objective_of(config)(config, tokenizer),
         model=model,
         optimizer=optimizer,
         step=step,
@@ -195,16 +198,33 @@ def _begin(run, start):
 
 
 def open_stream(run: Run) -> WindowStream:
-    """The training windows of a run. A background thread begins to tokenise them."""
+    """The training windows of a run. A background thread begins to tokenise them.
+
+    The rows of a task are made at once, of both splits, so that a bad example is known before the first step.
+    """
     config = run.config
+    if isinstance(run.objective, TaskObjective):
+        for split in ("train", "validation"):
+            cache = make_cache(config, run.model_dir, run.tokenizer, split, run.progress.tokenised)
+            for index in range(len(cache.shards)):
+                cache.get(index)
     return WindowStream(
         make_cache(config, run.model_dir, run.tokenizer, "train", run.progress.tokenised),
-        sequence_length=config.data.sequence_length,
-        overlap=run.objective.overlap,
-        packing=config.data.packing,
-        align=run.model.align,
+        make_packing(config, run.objective, run.model),
         seed=config.train.seed,
         limit=config.train.steps * config.batch_size,
+    )
+
+
+def make_packing(config: Config, objective, model: keras.Model) -> Packing | RowPacking:
+    """The rule by which a config's shards become windows or rows."""
+    if isinstance(objective, TaskObjective):
+        return RowPacking(objective.encoder.fields)
+    return Packing(
+        kind=config.data.packing,
+        sequence_length=config.data.sequence_length,
+        overlap=objective.overlap,
+        align=model.align,
     )
 
 
@@ -280,17 +300,22 @@ def _new_tokenizer(config, report):
 
 
 def _documents(config):
-    source = SOURCES.build(config.data.source)
+    source, encoder = SOURCES.build(config.data.source), objective_of(config).encoder_of(config, None)
     for shard in source.shards("train"):
-        yield from source.documents("train", shard)
+        if encoder is None:
+            yield from source.documents("train", shard)
+        else:
+            yield from (text for example in placed(source, "train", shard) for text in encoder.texts(example))
 
 
 def make_cache(
     config: Config, model_dir: str, tokenizer: Tokenizer, split: str, on_progress: Callable[[int, int, str], None]
 ) -> TokenCache:
-    """The tokens of a split, on disk in the model directory or in the folder of `data.cache`."""
-    folder = os.path.expanduser(tokens_folder(config, model_dir))
-    return TokenCache(folder, SOURCES.build(config.data.source), tokenizer, split, on_progress)
+    """The tokens or rows of a split, on disk in the model directory or in the folder of `data.cache`."""
+    folder, source = os.path.expanduser(tokens_folder(config, model_dir)), SOURCES.build(config.data.source)
+    if (encoder := objective_of(config).encoder_of(config, tokenizer)) is not None:
+        return RowCache(folder, source, tokenizer, split, encoder, on_progress)
+    return TokenCache(folder, source, tokenizer, split, on_progress)
 
 
 def tokens_folder(config: Config, model_dir: str) -> str:

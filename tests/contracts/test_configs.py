@@ -11,6 +11,8 @@ from flash_tf import config, model_stats
 from flash_tf.layers.feedforward import FEEDFORWARDS
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.models import MODELS
+from flash_tf.models.classifier import Classifier
+from flash_tf.models.matcher import Matcher
 from flash_tf.registry import listed
 from flash_tf.training import modelling
 from tests import tiers
@@ -88,6 +90,8 @@ def made(loaded):
 
 def gradients(loaded, model):
     """The loss of one step on random tokens, and its gradient of every weight."""
+    if not model.predicts_tokens:
+        return task_gradients(loaded, model)
     n, v = loaded.data.sequence_length, model.vocabulary_size
     rng = np.random.default_rng(0)
     tokens, options = rng.integers(0, v, [loaded.batch_size, n + 1]).astype("int32"), {}
@@ -98,6 +102,18 @@ def gradients(loaded, model):
     with tf.GradientTape() as tape:
         logits = tf.cast(model(tokens[:, :-1], training=True, **options), tf.float32)
         loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+    found = tape.gradient(loss, model.trainable_variables)
+    named = zip((v.path for v in model.trainable_variables), found, strict=True)
+    return float(loss), {path: to_numpy(tf.convert_to_tensor(g)) for path, g in named}
+
+
+def task_gradients(loaded, model):
+    """As `gradients`, of a model without a head over tokens: the loss is the distance of its numbers from 1."""
+    texts = [2] if isinstance(model, Matcher) else []
+    shape = [loaded.batch_size, *texts, loaded.data.sequence_length]
+    tokens = np.random.default_rng(0).integers(0, model.vocabulary_size, shape).astype("int32")
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((tf.cast(model(tokens, training=True), tf.float32) - 1) ** 2)
     found = tape.gradient(loss, model.trainable_variables)
     named = zip((v.path for v in model.trainable_variables), found, strict=True)
     return float(loss), {path: to_numpy(tf.convert_to_tensor(g)) for path, g in named}
@@ -117,7 +133,7 @@ def test_a_config_is_described_at_full_size_without_allocating_a_weight(name):
     assert said["training_flops_per_token"] == pytest.approx(3 * said["forward_flops_per_token"], abs=3)
     frozen = sum(int(np.prod(v.shape)) for v in model.weights) - said["parameters"]
     assert said["weight_and_optimizer_bytes"] == 12 * said["parameters"] + 4 * frozen
-    assert (said["decode_state_bytes"] is None) == (said["model"] == "masked_lm")
+    assert (said["decode_state_bytes"] is None) == (not model.causal)
     assert all(variable._value is None for variable in model.variables)
 
 
@@ -154,7 +170,8 @@ def test_one_step_at_small_size_is_finite_and_reaches_every_weight(name):
     loaded = shrunk(name, SMALL)
     model = made(loaded)
     loss, found = gradients(loaded, model)
-    assert 0.5 * np.log(500) < loss < 2 * np.log(500)  # of 500 tokens, none known to be likelier
+    if model.predicts_tokens:
+        assert 0.5 * np.log(500) < loss < 2 * np.log(500)  # of 500 tokens, none known to be likelier
     assert found.keys() == {v.path for v in model.trainable_variables}
     assert all(np.isfinite(g).all() and (g.any() or name in SLOW_TO_WAKE) for g in found.values())
 
@@ -251,8 +268,12 @@ def test_flops_are_those_of_the_formulas(name):
         matrices, hidden = {"mlp": (2, 4 * d), "glu": (3, round(8 * d / 3))}[model.feedforward["type"]]
         feedforward = 2 * d * matrices * model.feedforward.get("hidden", hidden)
     head = 2 * d * model.vocabulary_size * modelling.predicted(loaded) / n
+    texts = 1
+    if isinstance(model, Classifier):
+        texts, vectors = (2, 4) if isinstance(model, Matcher) else (1, 1)
+        head = 2 * model.hidden * (vectors * d + model.classes) / n
     head += 2 * d * d * model.head_projection
-    total = sum(forward_flops(mixer, n) for mixer in model.mixers) + model.depth * feedforward + head
+    total = texts * (sum(forward_flops(mixer, n) for mixer in model.mixers) + model.depth * feedforward) + head
     assert said["forward_flops_per_token"] == round(total)
 
 

@@ -12,9 +12,9 @@ from keras import ops
 from flash_tf import models
 from flash_tf.models import MODELS
 from flash_tf.models.classifier import Classifier
-from flash_tf.models.language_model import LanguageModel
 from flash_tf.models.matcher import Matcher
 from tests import tiers
+from flash_tf.models.regressor import Regressor
 from tests.backends import to_numpy
 from tests.numerics import BFLOAT16_LAYER, FLOAT32, relative_error
 
@@ -58,24 +58,17 @@ each_position = pytest.mark.parametrize(
 
 def needed(kind):
     """What a model takes beside SMALL, none at its default."""
-    classifies = issubclass(EVERY[kind], Classifier)
-    return {"classes": V, "hidden": 12, "position_embedding": "scaled_sin"} if classifies else {}
+    options = {"classes": V, "hidden": 12, "position_embedding": "scaled_sin"}
+    return {k: v for k, v in options.items() if k in signature(kind)} if issubclass(EVERY[kind], Classifier) else {}
 
 
 def signature(kind):
-    """The options of a constructor and of those that it hands its own on to, down to LanguageModel's."""
-    classes = [cls for cls in reversed(EVERY[kind].__mro__) if issubclass(cls, LanguageModel)]
-    found = {name: p for cls in classes for name, p in inspect.signature(cls).parameters.items()}
-    return {name: p for name, p in found.items() if name not in ("kwargs", *untaken(kind))}
-
-
-def untaken(kind):
-    """The options of a head over tokens that a classifier, which has none, refuses at another value."""
-    return ("tie_embeddings",) if issubclass(EVERY[kind], Classifier) else ()
+    """The options of a constructor."""
+    return {name: p for name, p in inspect.signature(EVERY[kind]).parameters.items() if name != "kwargs"}
 
 
 def changed(kind):
-    return {name: value for name, value in CHANGED.items() if name not in untaken(kind)}
+    return {name: value for name, value in CHANGED.items() if name in signature(kind)}
 
 
 def model_of(kind, **options):
@@ -104,6 +97,8 @@ def real(ids, *lengths):
 
 def logits_of(kind, b=B, n=N):
     """The shape of what the model puts out."""
+    if issubclass(EVERY[kind], Regressor):
+        return (b, 1)
     return (b, V) if issubclass(EVERY[kind], Classifier) else (b, n, V)
 
 
@@ -117,7 +112,8 @@ def test_every_option_is_in_the_config_and_survives_a_round_trip(kind):
     options = {**SMALL, **needed(kind), **changed(kind), "norm": other_norm(kind)}
     parameters = {name: p.default for name, p in signature(kind).items()}
     assert options.keys() == parameters.keys()
-    assert all(options[name] != default for name, default in parameters.items())
+    same = [name for name, default in parameters.items() if options[name] == default]
+    assert same == (["position_embedding"] if issubclass(EVERY[kind], Classifier) else [])  # learned, with max_length
     model = model_of(kind, **options)
     config = model.get_config()
     assert {name: config[name] for name in options} == options
@@ -174,6 +170,8 @@ def test_recomputing_changes_neither_logits_nor_gradients(kind):
     ids, found = rows_of(kind), []
     labels = token_ids(*logits_of(kind)[:-1], seed=1)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    if issubclass(EVERY[kind], Regressor):
+        labels, loss = labels[:, None].astype("float32"), keras.losses.MeanSquaredError()
     for remat in (False, True, 1):
         model = model_of(kind, depth=2, remat=remat, dtype="float64")  # the sum in a scalar's gradient may cancel
         before = model.get_weights()

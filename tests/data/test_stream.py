@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from flash_tf.data.packing import Packing
 from flash_tf.data.stream import EvaluationBatches, WindowStream
 from flash_tf.data.token_cache import TokenCache
 from tests.data.test_token_cache import ROOT, Letters, Memory, expected, library
@@ -32,12 +33,13 @@ def a_cache(directory, source=None, split="train") -> TokenCache:
 
 
 def a_stream(cache, packing="concatenate", overlap=1, seed=3, limit=50, n=16) -> WindowStream:
-    return WindowStream(cache, sequence_length=n, overlap=overlap, packing=packing, align=4, seed=seed, limit=limit)
+    cut = Packing(kind=packing, sequence_length=n, overlap=overlap, align=4)
+    return WindowStream(cache, cut, seed=seed, limit=limit)
 
 
 def an_evaluation(cache, packing="concatenate", overlap=1, batch_size=4, windows=None) -> EvaluationBatches:
-    how = {"sequence_length": 16, "overlap": overlap, "packing": packing, "align": 4}
-    return EvaluationBatches(cache, **how, batch_size=batch_size, windows=windows)
+    cut = Packing(kind=packing, sequence_length=16, overlap=overlap, align=4)
+    return EvaluationBatches(cache, cut, batch_size=batch_size, windows=windows)
 
 
 def epoch_length(stream: WindowStream) -> int:

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from flash_tf import config
+from flash_tf.data.packing import Packing
 from flash_tf.data.stream import EvaluationBatches
 from flash_tf.training.evaluator import Evaluator, summarize
 from flash_tf.training.objective import CausalObjective
@@ -45,9 +46,8 @@ def evaluate(folder, table, packing, *, counts_words=True, windows=None):
     experiment = config.load(runs.write(folder, model={"type": "causal_lm"}, data={"packing": packing}))
     tokenizer = make_tokenizer(experiment, str(folder), chief=True, report=lambda line: None)
     cache = make_cache(experiment, str(folder), tokenizer, "validation", lambda *_: None)
-    batches = EvaluationBatches(
-        cache, sequence_length=runs.LENGTH, overlap=1, packing=packing, align=8, batch_size=4, windows=windows
-    )
+    cut = Packing(kind=packing, sequence_length=runs.LENGTH, overlap=1, align=8)
+    batches = EvaluationBatches(cache, cut, batch_size=4, windows=windows)
     evaluator = Evaluator(
         model=Bigrams(table),
         objective=CausalObjective(experiment, tokenizer),

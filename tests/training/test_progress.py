@@ -12,7 +12,7 @@ import pytest
 from flash_tf.training import progress
 from flash_tf.training.progress import Progress
 
-RECORD = {"step": 1_200, "loss": 3.25, "learning_rate": 1e-3, "gradient_norm": 0.5}
+RECORD = {"step": 1_200, "loss": 3.25, "perplexity": 25.79, "learning_rate": 1e-3, "gradient_norm": 0.5}
 PARTS = progress.training_parts(RECORD, steps=125_000, tokens_per_second=123_456.7, mfu=0.5, left=3_700, waiting=0.2)
 EVALUATION = {"step": 5_000, "loss": 3.1, "perplexity": 22.2, "word_perplexity": 41.5, "unigram_perplexity": 1_234.5}
 

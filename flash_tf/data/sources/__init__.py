@@ -1,7 +1,7 @@
-"""Sources of documents, one file each, chosen by `type` in YAML."""
+"""Sources of documents and of labelled examples, one file each, chosen by `type` in YAML."""
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 from flash_tf.registry import Registry
 
@@ -32,3 +32,22 @@ class Source(Protocol):
 
     def identity(self) -> dict:
         """Everything that decides the text: name, version, files, sizes. Equal identities mean the same text."""
+
+
+class ExampleSource(Protocol):
+    """The interface of a source of labelled examples. A source may have both interfaces.
+
+    Attributes:
+      labelled: Whether a causal model gets this source's examples, and not its documents.
+    """
+
+    labelled: bool
+
+    def shards(self, split: str) -> list[str]:
+        """As for `Source`."""
+
+    def examples(self, split: str, shard: str) -> Iterator[dict[str, Any]]:
+        """The examples of one shard, always in the same order, as records with the keys of the file."""
+
+    def identity(self) -> dict:
+        """As for `Source`."""

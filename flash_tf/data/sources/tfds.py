@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from flash_tf.data.sources import SOURCES
@@ -13,7 +14,7 @@ from flash_tf.data.sources import SOURCES
 
 @SOURCES.register("tfds")
 class Tfds:
-    """A prepared dataset, on a disk or in a bucket, with one document in each example. Nothing is downloaded.
+    """A prepared dataset, on a disk or in a bucket, of documents or labelled examples. Nothing is downloaded.
 
     Wiki-40B marks the structure of its articles with special words (`_START_ARTICLE_`, `_START_SECTION_`,
     `_START_PARAGRAPH_`, `_NEWLINE_`). A text that begins with such a mark becomes plain text: the title, each paragraph
@@ -21,7 +22,7 @@ class Tfds:
 
     Args:
       name: The name in TFDS: `c4/en`, `wiki40b/en:1.3.0`, `pg19`. Without a version it reads the latest one there.
-      text_key: The feature that holds the text; `book_text` for PG-19.
+      text_key: The feature that holds a document; `book_text` for PG-19.
       train_split: A TFDS split, which may be a slice: `train[:50%]`.
       validation_split: The same for validation.
       data_dir: The folder in which `name` was prepared; null for the default of TFDS.
@@ -61,16 +62,21 @@ class Tfds:
         return shards
 
     def documents(self, split: str, shard: str) -> Iterator[str]:
+        self._check_text_key()
+        for example in self._read(shard):
+            text = _plain(_decoded(example[self.text_key]))
+            if text.strip():
+                yield text
+
+    def examples(self, split: str, shard: str) -> Iterator[dict[str, Any]]:
+        return map(_decoded, self._read(shard))
+
+    def _read(self, shard: str) -> Iterator[dict[str, Any]]:
         import tensorflow_datasets as tfds  # slow
 
         # One file after the other keeps the order of the dataset. TFDS would mix files for speed.
         order = tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False)
-        dataset = self._builder.as_dataset(split=shard, shuffle_files=False, read_config=order)
-        for example in tfds.as_numpy(dataset):
-            # Old datasets hold a few broken bytes, and a run of days should not end at one.
-            text = _plain(example[self.text_key].decode("utf-8", "replace"))
-            if text.strip():
-                yield text
+        yield from tfds.as_numpy(self._builder.as_dataset(split=shard, shuffle_files=False, read_config=order))
 
     def identity(self) -> dict:
         info = self._builder.info
@@ -108,12 +114,28 @@ class Tfds:
             raise ValueError(
                 f"dataset {self.name} is not prepared in {searched}: prepare it there with TFDS or give its data_dir"
             ) from None
-        texts = [key for key, feature in builder.info.features.items() if isinstance(feature, tfds.features.Text)]
+        return builder
+
+    def _check_text_key(self):
+        import tensorflow_datasets as tfds
+
+        features = self._builder.info.features
+        texts = [key for key, feature in features.items() if isinstance(feature, tfds.features.Text)]
         if self.text_key not in texts:
             raise ValueError(
                 f"dataset {self.name} has no text_key {self.text_key!r}; its text keys are: {', '.join(texts)}"
             )
-        return builder
+
+
+def _decoded(value: Any) -> Any:
+    """Bytes as text, also in records and lists. Old datasets hold a few broken bytes, and no run should end at one."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, dict):
+        return {key: _decoded(one) for key, one in value.items()}
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        return [_decoded(one) for one in value]
+    return value
 
 
 def _plain(text: str) -> str:

@@ -1,0 +1,204 @@
+"""Objectives of tasks: the loss of labelled rows, and the metrics of their predictions."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from flash_tf.config import Config
+from flash_tf.data.encoders import AnswerEncoder, ClassLabel, NumberLabel, TextEncoder, TwoTextEncoder
+from flash_tf.data.rows import Placed, Row, RowEncoder
+from flash_tf.data.sources import SOURCES
+from flash_tf.data.tokenizer import Tokenizer
+from flash_tf.training import metrics
+from flash_tf.training.objective import OBJECTIVES, Examples, Objective
+
+Outputs = dict[str, np.ndarray]
+
+
+class TaskObjective:
+    """The loss of a task's rows, and what an evaluation says of a split.
+
+    A subclass defines `encoder_of`, `outputs`, `metrics` and `predictions`.
+
+    Args:
+      config: The experiment.
+      tokenizer: Its tokenizer.
+
+    Attributes:
+      encoder: Makes the rows.
+    """
+
+    overlap = 0  # a row has no token beyond the sequence length
+
+    def __init__(self, config: Config, tokenizer: Tokenizer):
+        self.encoder, self.pad_id = self.encoder_of(config, tokenizer), tokenizer.pad_id
+
+    @staticmethod
+    def encoder_of(config: Config, tokenizer: Tokenizer | None) -> RowEncoder:
+        """Makes the rows; without a tokenizer it gives texts alone. ValueError for options that do not fit."""
+        raise NotImplementedError
+
+    def outputs(self, model: keras.Model, batch: dict[str, tf.Tensor], training: bool) -> dict[str, tf.Tensor]:
+        """What a model says of rows, each `[b, ...]`.
+
+        Among them are `loss`, float32 `[b]`, its sum over a row's labels, and `weight`, float32 `[b]`, their number.
+        """
+        raise NotImplementedError
+
+    def metrics(self, outputs: Outputs) -> dict[str, float]:
+        """The metrics of a split, beside its loss, from the outputs of its rows."""
+        raise NotImplementedError
+
+    def predictions(self, examples: list[Placed], rows: list[Row], outputs: Outputs) -> list[dict]:
+        """A JSON object for each example, from the outputs of its rows."""
+        raise NotImplementedError
+
+    def loss(self, model: keras.Model, batch: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+        """The summed loss and the number of labels, float32, for training."""
+        found = self.outputs(model, batch, training=True)
+        return tf.reduce_sum(found["loss"]), tf.reduce_sum(found["weight"])
+
+    def summarize(self, outputs: Outputs) -> dict[str, float]:
+        """The mean `loss` of a label, the task's metrics, and the number of `labels`."""
+        weights = outputs["weight"].astype(np.float64)
+        counted = {name: x[weights > 0] for name, x in outputs.items()}
+        loss = float(counted["loss"].sum(dtype=np.float64) / max(weights.sum(), 1))
+        return {"loss": loss, **self.metrics(counted), "labels": int(weights.sum())}
+
+    def read(self, model: keras.Model, batch: dict[str, tf.Tensor], training: bool) -> tf.Tensor:
+        """What the model's head gives, float32."""
+        tokens = batch["tokens"]
+        return tf.cast(model(tokens, padding_mask=tokens != self.pad_id, training=training), tf.float32)
+
+
+class Classification(TaskObjective):
+    """Cross-entropy of classes, for texts and for pairs of texts in one row."""
+
+    def __init__(self, config: Config, tokenizer: Tokenizer):
+        super().__init__(config, tokenizer)
+        self._names = config.data.labels
+
+    @staticmethod
+    def encoder_of(config, tokenizer):
+        data = config.data
+        label = ClassLabel(config.model["classes"], data.labels)
+        return TextEncoder(tokenizer, data.sequence_length, data.columns, label)
+
+    def outputs(self, model, batch, training):
+        logits, labels = self.read(model, batch, training), batch["labels"][:, 0]
+        weight = tf.cast(labels >= 0, tf.float32)
+        nll = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(labels, 0), logits)
+        return {"loss": nll * weight, "weight": weight, "labels": labels, "logits": logits}
+
+    def metrics(self, outputs):
+        classes = outputs["logits"].shape[1]
+        counts = metrics.confusion(outputs["labels"], outputs["logits"].argmax(axis=1), classes)
+        f1 = metrics.f1(counts)
+        return {
+            "accuracy": metrics.accuracy(counts),
+            "f1": float(f1[1] if classes == 2 else f1.mean()),
+            "matthews": metrics.matthews(counts),
+        }
+
+    def predictions(self, examples, rows, outputs):
+        probabilities = tf.nn.softmax(outputs["logits"]).numpy()
+        return [
+            {"label": self._name(int(row.argmax())), "probabilities": [round(float(p), 6) for p in row]}
+            for row in probabilities
+        ]
+
+    def _name(self, number):
+        return number if self._names is None else self._names[number]
+
+
+class Matching(Classification):
+    """Cross-entropy of classes, for pairs of texts in two towers."""
+
+    @staticmethod
+    def encoder_of(config, tokenizer):
+        data = config.data
+        label = ClassLabel(config.model["classes"], data.labels)
+        return TwoTextEncoder(tokenizer, data.sequence_length, data.columns, label)
+
+    def read(self, model, batch, training):
+        both = tf.stack([batch["tokens"], batch["tokens_b"]], axis=1)
+        return super().read(model, {"tokens": both}, training)
+
+
+class Regression(TaskObjective):
+    """Mean squared error of a number."""
+
+    @staticmethod
+    def encoder_of(config, tokenizer):
+        return TextEncoder(tokenizer, config.data.sequence_length, config.data.columns, NumberLabel())
+
+    def outputs(self, model, batch, training):
+        numbers, labels = self.read(model, batch, training)[:, 0], batch["labels"][:, 0]
+        there = tf.math.is_finite(labels)
+        loss = tf.where(there, (numbers - tf.where(there, labels, 0.0)) ** 2, 0.0)
+        return {"loss": loss, "weight": tf.cast(there, tf.float32), "labels": labels, "numbers": numbers}
+
+    def metrics(self, outputs):
+        both = outputs["labels"], outputs["numbers"]
+        return {"pearson": metrics.pearson(*both), "spearman": metrics.spearman(*both)}
+
+    def predictions(self, examples, rows, outputs):
+        return [{"label": float(number)} for number in outputs["numbers"]]
+
+
+class Answering(TaskObjective):
+    """Cross-entropy of the labels in rows of a causal model: an answer after its prompt."""
+
+    @staticmethod
+    def encoder_of(config, tokenizer):
+        return AnswerEncoder(tokenizer, config.data.sequence_length, config.data.columns)
+
+    loss = Objective.loss  # in blocks of tokens
+
+    def examples(self, batch, training):
+        labels = batch["labels"]
+        return Examples(batch["tokens"], {}, tf.maximum(labels, 0), tf.cast(labels >= 0, tf.float32))
+
+    def outputs(self, model, batch, training):
+        tokens, _, labels, weights = self.examples(batch, training)
+        logits = tf.cast(model(tokens, training=training), tf.float32)
+        nll = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+        right = tf.cast(tf.argmax(logits, axis=-1, output_type=labels.dtype) == labels, tf.float32)
+        return {"loss": _sum(nll, weights), "weight": tf.reduce_sum(weights, axis=1), "right": _sum(right, weights)}
+
+    def metrics(self, outputs):
+        """The share of labels that have the highest logit, and of rows in which all have: their greedy answer."""
+        right, labels = outputs["right"], outputs["weight"]
+        return {"accuracy": float(right.sum() / max(labels.sum(), 1)), "exact_match": float((right == labels).mean())}
+
+    def predictions(self, examples, rows, outputs):
+        raise ValueError("predict needs a task with labels: a causal model answers by `flash-tf generate`")
+
+
+def _sum(x, weights):
+    """The sum over the labels of each row, `[b]`."""
+    return tf.reduce_sum(tf.where(weights > 0, x * weights, 0.0), axis=1)
+
+
+TASKS = {"classifier": Classification, "matcher": Matching, "regressor": Regression}  # of each model type
+
+
+def objective_of(config: Config) -> type:
+    """The class of a config's objective: a language model's, or a task's, which reads labelled examples.
+
+    A causal model reads labelled examples if its source has nothing else, or if `data.columns` names their parts.
+
+    Raises:
+      ValueError: The source has no examples, or no documents, for this model.
+    """
+    kind, name = config.model["type"], config.data.source["type"]
+    source = SOURCES.get(name)
+    labelled = getattr(source, "labelled", False) or config.data.columns is not None
+    found = Answering if kind == "causal_lm" and labelled else (TASKS | OBJECTIVES)[kind]
+    method, needed = (
+        ("examples", "labelled examples") if issubclass(found, TaskObjective) else ("documents", "documents")
+    )
+    if not hasattr(source, method):
+        others = ", ".join(other for other in SOURCES.names() if hasattr(SOURCES.get(other), method))
+        raise ValueError(f"model.type {kind} reads {needed}: it needs one of the sources {others}, got {name}")
+    return found

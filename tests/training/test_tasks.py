@@ -1,0 +1,146 @@
+"""Tasks: labelled examples in, a head of their own, metrics and predictions out."""
+
+import argparse
+import json
+import random
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from flash_tf.commands import predict as command
+from flash_tf.data.rows import placed
+from flash_tf.data.sources.example_files import ExampleFiles
+from flash_tf.training import loop
+from flash_tf.training.predict import predict
+from flash_tf.training.restore import restore
+from tests.training import runs
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A masked model of two steps in `mlm`, and examples whose words say their class."""
+    folder = tmp_path_factory.mktemp("tasks")
+    runs.corpus(folder)
+    runs.train(runs.write(folder, train={"steps": 2}, evaluation={"every": None}), folder / "mlm")
+    words, draw = sorted(set((folder / "train.txt").read_text().split())), random.Random(1)
+    some = lambda label, k: " ".join(draw.choices(words[:20] if label else words[-20:], k=k))  # noqa: E731
+    for split, count in (("train", 160), ("validation", 41)):
+        with open(folder / f"{split}.jsonl", "w") as file:
+            for i in range(count):
+                a, b = draw.randint(0, 1), draw.randint(0, 1)
+                texts = {"text": some(a, draw.randint(2, 30)), "other": some(b, 4)}
+                more = {"prompt": f"{texts['other']} {'x' if a else 'y'}", "answer": words[a]}
+                file.write(
+                    json.dumps({**texts, **more, "id": i, "polarity": ["bad", "good"][a], "stars": 2.5 * a}) + "\n"
+                )
+    return folder
+
+
+def write(folder, kind, name="task", **sections):
+    """A config of a task on the folder's examples, which starts from the masked model. Returns its path."""
+    values = yaml.safe_load(
+        Path(runs.write(folder, data={"columns": {"text": "text", "label": "polarity"}})).read_text()
+    )
+    values["model"] |= {"type": kind, "position_embedding": "scaled_sin"}
+    values["data"]["source"] = {"type": "example_files"}
+    values["data"]["source"] |= {split: str(folder / f"{split}.jsonl") for split in ("train", "validation")}
+    values |= {"init_from": str(folder / "mlm"), "evaluation": {"every": 10}}
+    values["train"] |= {"steps": 20, "checkpoint_every": 5}
+    for section, options in sections.items():
+        values[section] |= options
+    path = Path(folder, f"{name}.yaml")
+    path.write_text(yaml.safe_dump(values))
+    return str(path)
+
+
+CLASSES = {"model": {"classes": 2}, "data": {"labels": ["bad", "good"]}}
+
+
+def records(path):
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+def pairs(folder):
+    """A classifier of pairs. The first text says the class."""
+    data = {**CLASSES["data"], "columns": {"text": "text", "text_b": "other", "label": "polarity"}}
+    return write(folder, "classifier", model=CLASSES["model"], data=data)
+
+
+def test_a_classifier_starts_from_a_masked_model_learns_and_predicts_what_its_evaluation_counts(folder, tmp_path):
+    shown = runs.train(pairs(folder), tmp_path, "train.tokens_per_step=512", "train.steps=50", "evaluation.every=null")
+    heads = "not loaded: inner/kernel, inner/bias, outer/kernel, outer/bias; left behind: output_bias"
+    assert heads in shown and "training a tokenizer" not in shown
+    found = loop.evaluate(str(tmp_path), runs.Lines())
+    assert found["labels"] == 41 and found["accuracy"] > 0.8
+    file = str(folder / "validation.jsonl")
+    predictions = list(predict(restore(str(tmp_path)), placed(ExampleFiles(file, file), "validation", file)))
+    right = [one["label"] == example["polarity"] for one, example in zip(predictions, records(file), strict=True)]
+    assert np.mean(right) == found["accuracy"]
+    assert all(sum(one["probabilities"]) == pytest.approx(1, abs=1e-5) for one in predictions)
+
+
+@pytest.mark.full
+def test_a_task_that_was_stopped_goes_on_to_the_bit(folder, tmp_path):
+    runs.train(pairs(folder), tmp_path / "run", stop_after=7)
+    runs.train(pairs(folder), tmp_path / "run")
+    runs.train(pairs(folder), tmp_path / "whole")
+    runs.same(tmp_path / "run", tmp_path / "whole")
+
+
+BAD = {
+    "label": (
+        {"polarity": "fine"},
+        r"train.jsonl, example 161: label must be one of bad, good, or .* 0 to 1, got 'fine'",
+    ),
+    "number": ({"polarity": 2}, r"train.jsonl, example 161: label must be one of .* from 0 to 1, got 2"),
+    "text": ({"text": 5}, r"train.jsonl, example 161: text must be a string, got 5"),
+    "key": ({"polarity": ...}, r"train.jsonl, example 161 has no key 'polarity' for label; its keys are: text, other"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_an_example_that_cannot_be_used_is_named_before_the_first_step(folder, tmp_path, what):
+    change, said = BAD[what]
+    text = (folder / "train.jsonl").read_text()
+    last = {**json.loads(text.splitlines()[-1]), **change}
+    last = json.dumps({name: value for name, value in last.items() if value is not ...})
+    (tmp_path / "train.jsonl").write_text(f"{text}{last}\n")
+    files = {split: str(place / f"{split}.jsonl") for split, place in (("train", tmp_path), ("validation", folder))}
+    path = write(
+        folder, "classifier", **{**CLASSES, "data": {**CLASSES["data"], "source": {"type": "example_files", **files}}}
+    )
+    with pytest.raises(ValueError, match=said) as error:
+        runs.train(path, tmp_path / "run")
+    assert "\n" not in str(error.value) and not (tmp_path / "run/checkpoints").exists()
+
+
+def test_options_that_do_not_fit_a_task_are_refused_before_any_work(folder, tmp_path):
+    path = write(folder, "classifier", **CLASSES)
+    refused = {
+        "model.classes=3": r"data.labels must name the 3 classes of model.classes, got 2 names",
+        "model.width=32": r"a Classifier cannot start from this MaskedLM: .* needs shape \(100, 32\), got \(100, 16\)",
+        "data.source={type: python_stdlib}": r"classifier reads labelled examples: it needs one of .*example_files",
+        "data.sequence_length=4": r"a row needs data.sequence_length of at least 5 tokens, got 4",
+    }
+    for option, said in refused.items():
+        with pytest.raises(ValueError, match=said):
+            runs.train(path, tmp_path / "run", option, "train.tokens_per_step=128")
+    masked = write(folder, "masked_lm")
+    with pytest.raises(ValueError, match=r"model.type masked_lm reads documents: it needs one of the sources"):
+        runs.train(masked, tmp_path / "run")
+    assert not (tmp_path / "run/checkpoints").exists()
+
+
+def test_predict_needs_a_task_and_the_command_writes_no_file_that_is_not_its_own(folder, tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    file = folder / "validation.jsonl"
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    args = parser.parse_args([str(folder / "mlm"), str(file), "--out", str(tmp_path / "mine.txt")])
+    with pytest.raises(ValueError, match="holds mine.txt, which flash-tf predict did not write"):
+        command.run(args, types.SimpleNamespace(progress=runs.Lines))
+    with pytest.raises(ValueError, match="predict needs the run of a task, as a classifier's, got a masked_lm"):
+        list(predict(restore(str(folder / "mlm")), []))
