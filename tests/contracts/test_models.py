@@ -13,8 +13,8 @@ from flash_tf import models
 from flash_tf.models import MODELS
 from flash_tf.models.classifier import Classifier
 from flash_tf.models.matcher import Matcher
-from tests import tiers
 from flash_tf.models.regressor import Regressor
+from tests import tiers
 from tests.backends import to_numpy
 from tests.numerics import BFLOAT16_LAYER, FLOAT32, relative_error
 
