@@ -12,6 +12,7 @@ from flash_tf.data.sources import SOURCES
 from flash_tf.training import modelling, run_directory
 from flash_tf.training.run import tokens_folder
 from flash_tf.training.strategy import check_devices
+from flash_tf.training.tasks import objective_of
 
 SPECIAL = 5  # pad, eos, unk, mask and cls
 
@@ -44,6 +45,7 @@ def check_values(config: Config) -> tuple[Config, keras.Model]:
     if (size := config.model["vocabulary_size"]) <= SPECIAL:
         raise ValueError(f"model.vocabulary_size must be more than the {SPECIAL} special tokens, got {size}")
     SOURCES.build(config.data.source)
+    objective_of(config).encoder_of(config, None)
     with model_stats.without_weights():
         return config, modelling.make_model(config)
 

@@ -145,7 +145,6 @@ def open_run(
             f"{config.batch_size} sequences a step (train.tokens_per_step / data.sequence_length) must be "
             f"a multiple of {replicas} replicas x train.accumulate {accumulate}"
         )
-    objective_of(config).encoder_of(config, None)  # refuses options before any work
     checkpoints = Checkpoints(f"{model_dir}/checkpoints", progress.line)
     start = None
     if config.init_from is not None and not checkpoints.steps():
