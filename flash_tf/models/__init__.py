@@ -10,8 +10,9 @@ from flash_tf.models.language_model import MODELS as MODELS
 from flash_tf.models.masked_lm import MaskedLM
 from flash_tf.models.matcher import Matcher
 from flash_tf.models.regressor import Regressor
+from flash_tf.models.span import SpanExtractor
 
-__all__ = ["CausalLM", "Classifier", "MaskedLM", "Matcher", "Regressor"]
+__all__ = ["CausalLM", "Classifier", "MaskedLM", "Matcher", "Regressor", "SpanExtractor"]
 
 
 def __dir__() -> list[str]:

@@ -76,7 +76,11 @@ class LanguageModel(Recomputed, keras.Model):
     causal: bool
     tokenizer: Any = None
     predicts_tokens = True  # a head gives logits `[..., V]` of tokens
-    HEAD = ("output_bias", "transform")  # weights by which two models with one stack may differ
+    HEAD = (
+        "output_bias",
+        "transform",
+        "embedding/reverse_embeddings",
+    )  # weights by which two models with one stack may differ
 
     def __init__(
         self,

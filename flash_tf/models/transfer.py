@@ -56,5 +56,5 @@ def transfer(source: keras.Model, model: keras.Model) -> Transfer:
 
 def _of_stack(names, model):
     """Names the first of some weights outside a model's head, and counts the others; empty if there is none."""
-    stack = [name for name in names if name.partition("/")[0] not in model.HEAD]
+    stack = [name for name in names if not {name, name.partition("/")[0]} & set(model.HEAD)]
     return " and ".join([*stack[:1], *([f"{len(stack) - 1} more"] if len(stack) > 1 else [])])

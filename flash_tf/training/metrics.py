@@ -1,6 +1,10 @@
 """Metrics of tasks by the field's definitions, in NumPy."""
 
+from collections import Counter
+
 import numpy as np
+
+from flash_tf.data.spans import normalized
 
 
 def confusion(labels: np.ndarray, predictions: np.ndarray, classes: int) -> np.ndarray:
@@ -42,3 +46,23 @@ def spearman(labels: np.ndarray, predictions: np.ndarray) -> float:
 def _ranks(values):
     _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - (counts - 1) / 2)[group]
+
+
+def exact_match(answer: str, references: list[str], quotes: str = "") -> float:
+    """1.0 if an answer equals one of the references, both normalised by `flash_tf.data.spans.normalized`, else 0.0."""
+    return max(float(normalized(answer, quotes) == normalized(one, quotes)) for one in references)
+
+
+def answer_f1(answer: str, references: list[str], quotes: str = "") -> float:
+    """The best harmonic mean of precision and recall of words against a reference, both normalised.
+
+    As in the scripts of SQuAD and TriviaQA. Against an empty reference, it is 1.0 for an empty answer alone.
+    """
+    return max(_word_f1(normalized(answer, quotes).split(), normalized(one, quotes).split()) for one in references)
+
+
+def _word_f1(answer, reference):
+    if not answer or not reference:
+        return float(answer == reference)
+    same = sum((Counter(answer) & Counter(reference)).values())
+    return 2.0 * same / (len(answer) + len(reference))

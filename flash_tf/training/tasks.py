@@ -6,9 +6,11 @@ import tensorflow as tf
 
 from flash_tf.config import Config
 from flash_tf.data.encoders import AnswerEncoder, ClassLabel, NumberLabel, TextEncoder, TwoTextEncoder
-from flash_tf.data.rows import Placed, Row, RowEncoder
+from flash_tf.data.rows import Placed, Row, RowEncoder, placed
 from flash_tf.data.sources import SOURCES
+from flash_tf.data.spans import QUOTES, WORD, SpanEncoder
 from flash_tf.data.tokenizer import Tokenizer
+from flash_tf.models.span import best_spans
 from flash_tf.training import metrics
 from flash_tf.training.objective import OBJECTIVES, Examples, Objective
 
@@ -31,7 +33,7 @@ class TaskObjective:
     overlap = 0  # a row has no token beyond the sequence length
 
     def __init__(self, config: Config, tokenizer: Tokenizer):
-        self.encoder, self.pad_id = self.encoder_of(config, tokenizer), tokenizer.pad_id
+        self.config, self.encoder, self.pad_id = config, self.encoder_of(config, tokenizer), tokenizer.pad_id
 
     @staticmethod
     def encoder_of(config: Config, tokenizer: Tokenizer | None) -> RowEncoder:
@@ -175,12 +177,75 @@ class Answering(TaskObjective):
         raise ValueError("predict needs a task with labels: a causal model answers by `flash-tf generate`")
 
 
+class Extraction(TaskObjective):
+    """Cross-entropy of the first and the last token of an answer; the answers of whole texts.
+
+    Of the rows of a text the one with the best span gives the answer. There is none if in every row the sum of the
+    logits at `<cls>` is above this span's.
+    """
+
+    longest = 30  # tokens of an answer, as in BERT's
+
+    @staticmethod
+    def encoder_of(config, tokenizer):
+        return SpanEncoder(tokenizer, config.data.sequence_length, config.data.columns)
+
+    def outputs(self, model, batch, training):
+        logits, labels = self.read(model, batch, training), batch["labels"]
+        logits = tf.where((batch["tokens"] != self.pad_id)[..., None], logits, -1e9)
+        weight = tf.cast(labels[:, 0] >= 0, tf.float32)
+        targets, over = tf.maximum(labels, 0), tf.transpose(logits, [0, 2, 1])
+        nll = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(targets, over), axis=1)
+        found = {"loss": nll * weight, "weight": weight}
+        if training:
+            return found
+        return {**found, "spans": best_spans(logits, batch["words"], self.longest), "part": batch["part"][:, 0]}
+
+    def summarize(self, outputs):
+        weights, real = outputs["weight"].astype(np.float64), outputs["part"] >= 0
+        answers = self._answers(self._validation(), {name: x[real] for name, x in outputs.items()})
+        scores = [self._scores(one, answer) for one, answer, _ in answers]
+        exact, f1 = np.mean(scores, axis=0)
+        loss = outputs["loss"].sum(dtype=np.float64) / max(weights.sum(), 1)
+        return {"loss": float(loss), "exact_match": float(exact), "f1": float(f1), "questions": len(scores)}
+
+    def predictions(self, examples, rows, outputs):
+        return [{"answer": answer, "score": score} for _, answer, score in self._answers(examples, outputs)]
+
+    def _validation(self):
+        source = SOURCES.build(self.config.data.source)
+        for shard in source.shards("validation"):
+            yield from placed(source, "validation", shard)
+
+    def _answers(self, examples, outputs):
+        """Each example with its answer, and how much higher its logits are than those without an answer."""
+        starts = np.flatnonzero(outputs["part"] == 0)
+        rows = np.split(outputs["spans"], starts[1:])
+        for one, spans in zip(examples, rows, strict=False):  # fewer rows if the config limits an evaluation
+            best, nothing = spans[spans[:, 0].argmax()], spans[:, 1].min()
+            score = float(best[0] - nothing)
+            none = not np.isfinite(best[0]) or (self.config.model.get("no_answer", True) and score < 0)
+            yield one, "" if none else self._text(one, int(best[2]), int(best[3])), score
+
+    def _text(self, placed, first, last):
+        context = self.encoder.context(placed)
+        words = list(WORD.finditer(context))
+        return context[words[first].start() : words[last].end()]
+
+    def _scores(self, placed, answer):
+        """Exact match and F1, by SQuAD's rules or, for names without a place, by TriviaQA's."""
+        answers = self.encoder.keys.get(placed, "answers")
+        texts, quotes = (answers["text"], "") if isinstance(answers, dict) else (answers, QUOTES)
+        references = list(texts) or [""]
+        return metrics.exact_match(answer, references, quotes), metrics.answer_f1(answer, references, quotes)
+
+
 def _sum(x, weights):
     """The sum over the labels of each row, `[b]`."""
     return tf.reduce_sum(tf.where(weights > 0, x * weights, 0.0), axis=1)
 
 
-TASKS = {"classifier": Classification, "matcher": Matching, "regressor": Regression}  # of each model type
+TASKS = {"classifier": Classification, "matcher": Matching, "regressor": Regression, "span": Extraction}
 
 
 def objective_of(config: Config) -> type:

@@ -5,6 +5,7 @@ import pytest
 import scipy.stats
 import sklearn.metrics
 
+from flash_tf.data.spans import QUOTES
 from flash_tf.training import metrics
 
 
@@ -34,3 +35,24 @@ def test_a_model_that_says_one_thing_alone_has_no_correlation():
     counts = metrics.confusion(labels, constant, 2)
     assert (metrics.matthews(counts), metrics.f1(counts).tolist()) == (0.0, [0.0, pytest.approx(2 / 3)])
     assert (metrics.pearson(labels, constant), metrics.spearman(labels, constant)) == (0.0, 0.0)
+
+
+# By hand from the rules of the published scripts: lower case, no punctuation, no articles, a word counts once.
+@pytest.mark.parametrize(
+    ("answer", "references", "quotes", "exact", "f1"),
+    [
+        ("The Panthers!", ["panthers"], "", 1, 1),
+        ("Denver Broncos", ["the Broncos of Denver", "Carolina"], "", 0, 2 * 2 / (2 + 3)),
+        ("a b b", ["b b b"], "", 0, 2 * 2 / (2 + 3)),
+        ("", [""], "", 1, 1),
+        ("", ["x"], "", 0, 0),
+        ("the", ["x"], "", 0, 0),
+        ("well-known", ["wellknown"], "", 1, 1),
+        ("well-known", ["well known"], QUOTES, 1, 1),
+        ("well-known", ["wellknown"], QUOTES, 0, 0),
+        ("rock_n_roll", ["Rock ‘n’ Roll"], QUOTES, 1, 1),
+    ],
+)
+def test_answers_are_compared_by_the_rules_of_squad_and_triviaqa(answer, references, quotes, exact, f1):
+    assert metrics.exact_match(answer, references, quotes) == exact
+    assert metrics.answer_f1(answer, references, quotes) == pytest.approx(f1)

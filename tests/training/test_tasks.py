@@ -144,3 +144,57 @@ def test_predict_needs_a_task_and_the_command_writes_no_file_that_is_not_its_own
         command.run(args, types.SimpleNamespace(progress=runs.Lines))
     with pytest.raises(ValueError, match="predict needs the run of a task, as a classifier's, got a masked_lm"):
         list(predict(restore(str(folder / "mlm")), []))
+
+
+def questions(folder):
+    """Files of questions whose answer is the word after the one that they ask for, in texts longer than a row."""
+    words, draw = sorted(set((folder / "train.txt").read_text().split())), random.Random(2)
+    for split, count in (("train", 30), ("validation", 9)):
+        with open(folder / f"{split}-questions.jsonl", "w") as file:
+            for i in range(count):
+                text = draw.sample(words, 40)
+                at = draw.randrange(39)
+                start = sum(len(word) + 1 for word in text[: at + 1])
+                answers = (
+                    {"text": [text[at + 1]], "answer_start": [start]} if i % 3 else {"text": [], "answer_start": []}
+                )
+                record = {"question": text[at] if i % 3 else "x", "context": " ".join(text), "answers": answers}
+                file.write(json.dumps(record) + "\n")
+    return {split: str(folder / f"{split}-questions.jsonl") for split in ("train", "validation")}
+
+
+def test_questions_over_long_texts_are_trained_scored_and_answered_with_words_of_the_text(folder, tmp_path):
+    files = questions(folder)
+    data = {"columns": None, "source": {"type": "example_files", **files}}
+    path = write(folder, "span", name="span", data=data)
+    shown = runs.train(path, tmp_path, "train.steps=4", "evaluation.every=null")
+    assert "not loaded: span/kernel, span/bias; left behind: output_bias" in shown
+    found = loop.evaluate(str(tmp_path), runs.Lines())
+    assert found["questions"] == 9 and 0 <= found["exact_match"] <= found["f1"] <= 1
+    examples = [(str(i), one) for i, one in enumerate(records(files["validation"]))]
+    trained = restore(str(tmp_path))
+    answers = list(predict(trained, examples))
+    assert len(answers) == 9
+    assert all(one["answer"] in example["context"] for one, (_, example) in zip(answers, examples, strict=True))
+    exact = [
+        one["answer"] == (example["answers"]["text"] or [""])[0]
+        for one, (_, example) in zip(answers, examples, strict=True)
+    ]
+    assert np.mean(exact) == pytest.approx(found["exact_match"])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("kind", "model", "columns", "metric"),
+    [
+        ("matcher", {"classes": 2}, {"text": "text", "text_b": "other", "label": "polarity"}, "accuracy"),
+        ("regressor", {}, {"text": "text", "label": "stars"}, "pearson"),
+        ("causal_lm", {}, {"prompt": "prompt", "answer": "answer"}, "exact_match"),
+    ],
+)
+def test_every_task_learns_what_its_examples_show(folder, tmp_path, kind, model, columns, metric):
+    data = {"columns": columns, "labels": ["bad", "good"] if kind == "matcher" else None}
+    path = write(folder, kind, name=kind, model=model, data=data)
+    steps = ("train.steps=150", "train.tokens_per_step=512", "evaluation.every=null", "optimizer.learning_rate=0.02")
+    runs.train(path, tmp_path, *steps)
+    assert loop.evaluate(str(tmp_path), runs.Lines())[metric] > 0.7

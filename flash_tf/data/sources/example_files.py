@@ -18,7 +18,8 @@ class ExampleFiles:
     """The examples of all files that match the globs, in the order of the globs, and within a glob of the paths.
 
     The end of a name says the format: `.jsonl`, a JSON object on each line; `.tsv`, a table with its keys in the first
-    line and without quotes, as GLUE's; `.parquet`. Text is UTF-8. A shard is a file.
+    line and without quotes, as GLUE's; `.parquet`; `.json`, the questions of a file in SQuAD's layout. Text is UTF-8. A
+    shard is a file.
 
     Args:
       train: A glob or a list of globs. `~` is the home folder.
@@ -93,6 +94,18 @@ def parquet(path: str) -> Iterator[Record]:
         raise ValueError(f"{path} is not a whole Parquet file: {error}") from None
 
 
+def squad(path: str) -> Iterator[Record]:
+    """The questions of a file as SQuAD's, each with its context and the lists `text` and `answer_start` of answers."""
+    try:
+        articles = json.loads("".join(_lines(path)))["data"]
+        for paragraph in (one for article in articles for one in article["paragraphs"]):
+            for question in paragraph["qas"]:
+                answers = {key: [one[key] for one in question["answers"]] for key in ("text", "answer_start")}
+                yield {"context": paragraph["context"], **question, "answers": answers}
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} needs the layout of SQuAD's files, got {type(error).__name__}: {error}") from None
+
+
 def _lines(path):
     with open(path, encoding="utf-8-sig", newline="") as file:
         try:
@@ -101,4 +114,4 @@ def _lines(path):
             raise ValueError(f"{path} needs UTF-8 text, got byte 0x{error.object[error.start]:02x}") from None
 
 
-FORMATS = {".jsonl": json_lines, ".tsv": tab_separated, ".parquet": parquet}
+FORMATS = {".jsonl": json_lines, ".tsv": tab_separated, ".parquet": parquet, ".json": squad}

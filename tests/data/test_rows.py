@@ -1,0 +1,154 @@
+"""Labelled examples as rows: pairs, prompts and questions over long texts, each by its documented rule."""
+
+import json
+
+import numpy as np
+import pytest
+
+from flash_tf.data.encoders import IGNORED, AnswerEncoder, ClassLabel, NumberLabel, TextEncoder, TwoTextEncoder
+from flash_tf.data.rows import RowCache, RowPacking
+from flash_tf.data.sources.example_files import ExampleFiles
+from flash_tf.data.spans import SpanEncoder
+from flash_tf.data.stream import EvaluationBatches, WindowStream
+from flash_tf.models.span import best_spans
+
+
+class Words:
+    """A tokenizer with a token for each letter of a word: `a` is 10, `b` 11 and so on."""
+
+    pad_id, eos_id, cls_id, vocabulary_size, fingerprint = 0, 1, 2, 40, "words"
+
+    def encode(self, texts):
+        return [np.array([ord(c) - 87 for c in text.replace(" ", "")], np.int32) for text in texts]
+
+
+def rows(encoder, *examples, **options):
+    return list(encoder.rows([(f"file, example {i}", one) for i, one in enumerate(examples, 1)], **options))
+
+
+def ids(row, name="tokens"):
+    return [int(i) for i in row[name]]
+
+
+def test_a_text_and_a_pair_are_rows_with_their_special_ids():
+    encoder = TextEncoder(Words(), 9, None, ClassLabel(3, ["x", "y", "z"]))
+    one, pair = rows(encoder, {"text": "ab", "label": "z"}, {"text": "ab", "text_b": "c", "label": 0})
+    assert (ids(one), ids(one, "labels")) == ([2, 10, 11, 1], [2])
+    assert (ids(pair), ids(pair, "labels")) == ([2, 10, 11, 1, 12, 1], [0])
+    two = TwoTextEncoder(Words(), 9, None, ClassLabel(2, None))
+    (row,) = rows(two, {"text": "ab", "text_b": "c", "label": "1"})
+    assert (ids(row), ids(row, "tokens_b"), ids(row, "labels")) == ([2, 10, 11, 1], [2, 12, 1], [1])
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "kept"), [("aaaaaaaa", "bb", (4, 2)), ("aa", "bbbbbbbb", (2, 4)), ("aaaaa", "bbbbb", (3, 3))]
+)
+def test_the_longer_text_of_a_pair_is_cut_until_both_are_of_one_length(a, b, kept):
+    (row,) = rows(TextEncoder(Words(), 9, None, NumberLabel()), {"text": a, "text_b": b, "label": "2.5"})
+    assert ids(row) == [2, *[10] * kept[0], 1, *[11] * kept[1], 1] and row["labels"] == [2.5]
+
+
+def test_columns_name_keys_also_in_nested_records_and_say_whether_there_is_a_second_text():
+    encoder = TextEncoder(Words(), 9, {"text": "a.b", "label": "y"}, ClassLabel(2, None))
+    (row,) = rows(encoder, {"a": {"b": "c"}, "text_b": "d", "y": 1})
+    assert ids(row) == [2, 12, 1]
+    with pytest.raises(ValueError, match=r"file, example 1 has no key 'a.b' for text; its keys are: c"):
+        rows(encoder, {"a": {"c": "c"}, "y": 1})
+
+
+def test_only_an_answer_and_its_end_are_labels_and_a_long_prompt_loses_its_beginning():
+    encoder = AnswerEncoder(Words(), 6, None)
+    short, long = rows(encoder, {"prompt": "ab", "answer": "c"}, {"prompt": "abcdefgh", "answer": "xy"})
+    assert (ids(short), ids(short, "labels")) == ([1, 10, 11, 12], [-1, -1, 12, 1])
+    assert (ids(long), ids(long, "labels")) == ([1, 15, 16, 17, 33, 34], [-1, -1, -1, 33, 34, 1])
+    (given,) = rows(encoder, {"token_ids": [3, 4, 5], "labels": [-1, 7, -1]})
+    assert (ids(given), ids(given, "labels")) == ([3, 4, 5], [-1, 7, -1])
+    with pytest.raises(ValueError, match=r"example 1 needs an answer of 1 to 5 tokens, got 6"):
+        rows(encoder, {"prompt": "a", "answer": "abcdef"})
+    with pytest.raises(ValueError, match=r"example 1 needs ids from 0 to 39"):
+        rows(encoder, {"token_ids": [40], "labels": [-1]})
+
+
+CONTEXT = "aa bb cc dd ee ff gg hh ii jj"
+QUESTION = {"question": "qqqqqqqq", "context": CONTEXT}
+
+
+def test_a_long_text_is_rows_that_overlap_by_half_and_every_part_without_the_answer_points_at_cls():
+    encoder = SpanEncoder(Words(), 16, None)  # 4 of the question, 9 of the text
+    found = rows(encoder, {**QUESTION, "answers": {"text": ["ff gg"], "answer_start": [15]}})
+    assert [ids(row, "part") for row in found] == [[0], [1], [2], [3]]
+    letters = [token for word in CONTEXT.split() for token in Words().encode([word])[0].tolist()]
+    covered = [ids(row)[6:-1] for row in found]
+    assert covered == [letters[first : first + 9] for first in (0, 5, 10, 15)]
+    for row in found:
+        first, last = row["labels"]
+        assert len(row["tokens"]) == len(row["words"]) <= 16 and ids(row)[:6] == [2, *[26] * 4, 1]
+        words = row["words"][6:-1]
+        whole = 5 in words and 6 in words
+        assert (first, last) != (0, 0) if whole else (first, last) == (0, 0)
+        if whole:
+            assert row["words"][first] == 5 and row["words"][last] == 6
+    assert sum(tuple(row["labels"]) != (0, 0) for row in found) > 0
+
+
+def test_names_are_found_without_regard_to_case_punctuation_and_articles_or_leave_a_row_without_a_label():
+    encoder = SpanEncoder(Words(), 64, None)
+    named, absent, none = rows(
+        encoder,
+        {**QUESTION, "answers": ["zz", "The JJ"]},
+        {**QUESTION, "answers": ["zz"]},
+        {**QUESTION, "answers": {"text": [], "answer_start": []}},
+    )
+    assert [named["words"][i] for i in named["labels"]] == [9, 9]
+    assert (absent["labels"], none["labels"]) == ([IGNORED] * 2, [0, 0])
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        (
+            {"text": ["cc"], "answer_start": [5]},
+            "answer_start 5 must be the place of 'cc' in the context, which has ' c'",
+        ),
+        ({"text": ["cc"]}, "answers need text and answer_start, lists of one length"),
+        ("cc", "answers must be a record with text and answer_start, or a list of strings, got 'cc'"),
+    ],
+)
+def test_answers_that_do_not_fit_their_text_are_refused(answers, said):
+    with pytest.raises(ValueError, match=f"file, example 1: {said}"):
+        rows(SpanEncoder(Words(), 64, None), {**QUESTION, "answers": answers})
+
+
+def test_the_best_span_is_the_best_of_all_pairs_inside_the_text():
+    rng = np.random.default_rng(0)
+    logits, words = (
+        rng.normal(size=(20, 12, 2)).astype("float32"),
+        np.tile([-1, -1, 0, 0, 1, 2, 2, 3, 4, 5, -1, -1], (20, 1)),
+    )
+    for row, found in zip(logits, np.asarray(best_spans(logits, words, 3)), strict=True):
+        pairs = [(row[i, 0] + row[j, 1], i, j) for i in range(2, 10) for j in range(i, min(i + 3, 10))]
+        score, i, j = max(pairs)
+        assert found == pytest.approx([score, row[0].sum(), words[0, i], words[0, j]])
+
+
+def test_rows_are_read_in_the_order_of_a_stream_and_once_through_for_evaluation(tmp_path):
+    for name, numbers in (("one", range(30)), ("two", range(30, 50))):
+        lines = [json.dumps({"text": "abc"[: 1 + i % 3], "label": i}) for i in numbers]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    source = ExampleFiles(str(tmp_path / "*.jsonl"), str(tmp_path / "*.jsonl"))
+    encoder = TextEncoder(Words(), 8, None, NumberLabel())
+    cache = RowCache(tmp_path, source, Words(), "train", encoder)
+    stream = WindowStream(cache, RowPacking(encoder.fields), seed=3, limit=100)
+    whole = stream.batch(0, 100)
+    assert whole["tokens"].shape == (100, 8) and sorted(whole["labels"][:50, 0]) == list(range(50))
+    assert whole["labels"][:50].tolist() != whole["labels"][50:].tolist()
+    again = WindowStream(
+        RowCache(tmp_path, source, Words(), "train", encoder), RowPacking(encoder.fields), seed=3, limit=100
+    )
+    for name, array in again.batch(37, 20).items():
+        np.testing.assert_array_equal(array, whole[name][37:57])
+    batches = list(EvaluationBatches(cache, RowPacking(encoder.fields), batch_size=8))
+    labels = np.concatenate([batch["labels"] for batch in batches])[:, 0]
+    assert labels[:50].tolist() == list(range(50)) and np.isnan(labels[50:]).all() and len(labels) == 56
+    other = RowCache(tmp_path, source, Words(), "train", TextEncoder(Words(), 9, None, NumberLabel()))
+    assert other.directory != cache.directory
