@@ -133,6 +133,7 @@ class EvaluationConfig:
 
     every: int | None = 5_000  # steps; null: at the end only
     windows: int | None = None  # number of windows of the validation split; null: all
+    metric: str = "loss"  # marks the best checkpoint: the lowest loss, or the highest value of a task's metric
 
     def __post_init__(self):
         for name in ("every", "windows"):

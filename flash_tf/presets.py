@@ -82,6 +82,12 @@ def load(cls: type, directory: str, options: dict) -> keras.Model:
     return model
 
 
+def class_of(directory: str) -> type:
+    """The class of a preset's model; `object` if its config does not say, which `load` then explains."""
+    found = owned_files.json_of(f"{directory}/{CONFIG}")
+    return keras.saving.get_registered_object(found.get("registered_name")) or object
+
+
 def read_tokenizer(directory: str, vocabulary_size: int) -> Any:
     """The tokenizer in a folder, or None if it has none. Where the packages that run it are missing, it warns."""
     path = next((path for name in TOKENIZERS if (path := Path(directory, name)).is_file()), None)

@@ -51,9 +51,9 @@ def run(args, log) -> None:
         check_tokenizer(tokenizers.load(path))
     progress = log.progress()
     restored = restore(args.model_dir, progress.line, args.checkpoint)
-    wrong, kind, other = ("top_k", "causal", "masked") if restored.model.causal else ("new_tokens", "masked", "causal")
-    if counts[wrong] is not None:
-        option = {"top_k": "--top-k", "new_tokens": "--max-new-tokens"}[wrong]
-        raise ValueError(f"{option} is for {other} models, and {args.model_dir} has a {kind} one")
+    kind = restored.config.model["type"].removesuffix("_lm")
+    for name, option, takes in (("top_k", "--top-k", "masked"), ("new_tokens", "--max-new-tokens", "causal")):
+        if counts[name] is not None and kind != takes:
+            raise ValueError(f"{option} is for {takes} models, and {args.model_dir} has a {kind} one")
     about = saved_model.export(restored, args.out, options, progress.line)
     show(about if args.json else saved_model.as_text(about, args.out), args.json)

@@ -13,6 +13,7 @@ from flash_tf import owned_files
 from flash_tf.exporting import lite
 from flash_tf.exporting.readers import IdReader, TextReader
 from flash_tf.exporting.signatures import Limits, Served, ServedCausalLM, ServedMaskedLM, signature, spelled
+from flash_tf.exporting.tasks import SERVED, ServedTask
 from flash_tf.registry import mixer_name
 from flash_tf.training import run_directory
 from flash_tf.training.restore import Trained
@@ -92,13 +93,21 @@ def served(run: Trained, options: Options) -> Served:
     reader = IdReader(run.tokenizer, limits.longest)
     if not options.ids_only:
         reader = TextReader(run.tokenizer, limits.longest)
-    made = (ServedCausalLM if model.causal else ServedMaskedLM)(model, run.tokenizer, reader, limits)
+    made = _served_class(run.config.model["type"])(model, run.tokenizer, reader, limits)
+    made.names = run.config.data.labels
     if "generate" in made.endpoints() and made.bounded and limits.new_tokens >= limits.longest:
         raise ValueError(
             f"{limits.new_tokens} new tokens and a prompt do not fit {limits.longest} tokens: "
             "raise --max-length or lower --max-new-tokens"
         )
     return made
+
+
+def _served_class(kind):
+    found = {"causal_lm": ServedCausalLM, "masked_lm": ServedMaskedLM, **dict.fromkeys(SERVED, ServedTask)}
+    if kind not in found:
+        raise ValueError(f"export needs a model of type {', '.join(found)}, got {kind}")
+    return found[kind]
 
 
 def _longest(run, options):

@@ -1,5 +1,6 @@
 """The stack that all language models share: embedding, positions, residual blocks, tied head."""
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,6 +9,7 @@ import keras
 from keras import ops
 
 from flash_tf import presets, renamed
+from flash_tf.backbone import Backbone
 from flash_tf.layers.block import EPSILON, ResidualBlock, normalizer
 from flash_tf.layers.common import check_counts, normal, options, own_policies
 from flash_tf.layers.feedforward import FEEDFORWARDS
@@ -344,6 +346,13 @@ class LanguageModel(Recomputed, keras.Model):
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), **options(self)}
 
+    @property
+    def backbone(self) -> Backbone:
+        """The model without its head: token ids `[b, n]` -> activations `[b, n, d]`, with the same weights."""
+        if not self.built:
+            self.build()
+        return Backbone(self)
+
     def init_from(self, source: "LanguageModel") -> Transfer:
         """Starts from the weights of another model with the same stack, for example of one that `ft.load` read.
 
@@ -380,10 +389,22 @@ class LanguageModel(Recomputed, keras.Model):
     def from_preset(cls, directory: str, **options) -> "LanguageModel":
         """The model in a folder of `save_to_preset`, on any backend; `options` override the constructor's.
 
+        The model of a task, as a `Classifier`, can come from a language model's preset: it takes the stack, and its
+        head starts fresh. `options` then has what the head needs.
+
         Raises:
           ValueError: There is no preset, its files are damaged, or it is of another class.
         """
-        return presets.load(cls, directory, options)
+        if cls.predicts_tokens or issubclass(presets.class_of(directory), cls):
+            return presets.load(cls, directory, options)
+        source = presets.load(LanguageModel, directory, {})
+        own = inspect.signature(cls).parameters
+        shared = [name for name in inspect.signature(LanguageModel).parameters if name in own and name != "kwargs"]
+        stack = {name: getattr(source, name) for name in shared}
+        model = cls(**{**stack, "dtype": source.dtype_policy, **options})
+        model.init_from(source)
+        model.tokenizer = source.tokenizer
+        return model
 
 
 def unpack(inputs: Any, arguments: Mapping[str, Any], mask: Any = None) -> dict[str, Any]:

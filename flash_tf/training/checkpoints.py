@@ -40,7 +40,7 @@ class Checkpoints:
         return sorted(int(match[1]) for match in names if match)
 
     def notes(self, step: int) -> dict:
-        """The notes of a checkpoint: `step`, `position`, and `loss` if it was evaluated."""
+        """The notes of a checkpoint: `step`, `position`; if it was evaluated, `loss` or also `rank`, the lower the better."""
         where = self._folder(step)
         try:
             with tf.io.gfile.GFile(f"{where}/{MARKER}") as file:
@@ -149,17 +149,18 @@ class Checkpoints:
                 self._report(f"{folder}: this checkpoint is now in {beside}")
 
     def best(self) -> int | None:
-        """Step of the checkpoint with the lowest validation loss; None if none was evaluated."""
-        losses = {step: self._loss(step) for step in self.steps()}
-        evaluated = {step: loss for step, loss in losses.items() if loss is not None}
+        """Step of the checkpoint with the best evaluation; None if none was evaluated."""
+        ranks = {step: self._rank(step) for step in self.steps()}
+        evaluated = {step: rank for step, rank in ranks.items() if rank is not None}
         return min(evaluated, key=evaluated.get) if evaluated else None
 
-    def _loss(self, step):
-        """The validation loss in the notes; None if there is none, or none that can be compared."""
+    def _rank(self, step):
+        """The `rank` in the notes, or the validation loss; None if there is none, or none that can be compared."""
         try:
-            loss = self.notes(step).get("loss")
+            notes = self.notes(step)
         except DamagedCheckpoint:
             return None
+        loss = notes.get("rank", notes.get("loss"))
         return loss if isinstance(loss, int | float) and math.isfinite(loss) else None
 
     def prune(self, newest: int) -> None:

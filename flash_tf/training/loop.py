@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import keras
 import orbit
@@ -14,7 +14,7 @@ from flash_tf.data.sources import SOURCES
 from flash_tf.data.stream import EvaluationBatches
 from flash_tf.data.tokenizer import Tokenizer
 from flash_tf.profiling import latency
-from flash_tf.training import actions, modelling, preflight, profile, run_directory, workers
+from flash_tf.training import actions, given, modelling, preflight, profile, run_directory, workers
 from flash_tf.training.evaluator import Evaluator, TaskEvaluator
 from flash_tf.training.owner import Owner
 from flash_tf.training.progress import Progress, evaluation_parts, peak_flops
@@ -33,6 +33,7 @@ def train(
     progress: Progress,
     extends: bool = False,
     begins: Callable[[], None] = lambda: None,
+    dataset: Mapping[str, Iterable[dict]] | None = None,
 ) -> dict:
     """Trains a model, or continues the run in `model_dir`. Returns the last evaluation.
 
@@ -42,11 +43,13 @@ def train(
       progress: Shows the state of the run.
       extends: Whether the config may have more steps than the run; see `extend.extended`.
       begins: Called once the folder is there and no other process trains in it.
+      dataset: Examples of a task in place of `data.source`; see `given.with_examples`.
 
     Raises:
       ValueError: The input is not valid, or the run diverged (`run.DivergedError`). Nothing is overwritten.
       actions.Interrupted: SIGTERM, SIGINT or SIGHUP came. The state is saved.
     """
+    config = config if dataset is None else given.with_examples(config, model_dir, dataset)
     config = preflight.check(config, model_dir)
     strategy = make_strategy(config.strategy, progress.line)
     with workers.together(strategy), Owner(model_dir if is_chief(strategy) else None, progress.line) as owner:

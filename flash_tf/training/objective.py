@@ -48,9 +48,11 @@ class Objective:
 
     Attributes:
       overlap: Tokens of a window beyond the sequence length.
+      METRICS: What `evaluation.metric` may name beside the loss.
     """
 
     overlap: int
+    METRICS = ()
 
     @staticmethod
     def encoder_of(config: Config, tokenizer: Tokenizer | None) -> None:

@@ -45,7 +45,10 @@ def check_values(config: Config) -> tuple[Config, keras.Model]:
     if (size := config.model["vocabulary_size"]) <= SPECIAL:
         raise ValueError(f"model.vocabulary_size must be more than the {SPECIAL} special tokens, got {size}")
     SOURCES.build(config.data.source)
-    objective_of(config).encoder_of(config, None)
+    objective = objective_of(config)
+    objective.encoder_of(config, None)
+    if (metric := config.evaluation.metric) not in (known := ("loss", *objective.METRICS)):
+        raise ValueError(f"evaluation.metric must be one of {', '.join(known)}, got {metric!r}")
     with model_stats.without_weights():
         return config, modelling.make_model(config)
 

@@ -99,7 +99,7 @@ class Run:
         if new and (bad := not_finite((name, v.numpy()) for name, v in self.variables.items())) is not None:
             raise self.diverged(f"{bad} is not finite after step {step}")
         if self.chief:
-            loss = {"loss": self.evaluation["loss"]} if self.evaluation.get("step") == step else {}
+            loss = self._ranked(self.evaluation) if self.evaluation.get("step") == step else {}
             if new:
                 notes = {"step": step, "position": self.position, "seed": self.config.train.seed}
                 self.checkpoints.save(self.variables, {**notes, "tokenizer": self.tokenizer.fingerprint, **loss})
@@ -107,6 +107,12 @@ class Run:
                 self.checkpoints.note(step, loss)
             self.checkpoints.prune(self.config.train.keep)
         self.saved = step
+
+    def _ranked(self, evaluation):
+        """An evaluation's loss, and the rank that another metric gives the checkpoint."""
+        metric = self.config.evaluation.metric
+        rank = {} if metric == "loss" else {"rank": -evaluation[metric]}
+        return {"loss": evaluation["loss"], **rank}
 
     def diverged(self, what: str) -> DivergedError:
         """The error of a run whose loss or variables are no longer numbers."""

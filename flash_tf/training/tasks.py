@@ -28,7 +28,10 @@ class TaskObjective:
 
     Attributes:
       encoder: Makes the rows.
+      METRICS: The names of its metrics, of which higher is better.
     """
+
+    METRICS: tuple[str, ...]
 
     overlap = 0  # a row has no token beyond the sequence length
 
@@ -75,6 +78,8 @@ class TaskObjective:
 
 class Classification(TaskObjective):
     """Cross-entropy of classes, for texts and for pairs of texts in one row."""
+
+    METRICS = ("accuracy", "f1", "matthews")
 
     def __init__(self, config: Config, tokenizer: Tokenizer):
         super().__init__(config, tokenizer)
@@ -130,6 +135,8 @@ class Matching(Classification):
 class Regression(TaskObjective):
     """Mean squared error of a number."""
 
+    METRICS = ("pearson", "spearman")
+
     @staticmethod
     def encoder_of(config, tokenizer):
         return TextEncoder(tokenizer, config.data.sequence_length, config.data.columns, NumberLabel())
@@ -150,6 +157,8 @@ class Regression(TaskObjective):
 
 class Answering(TaskObjective):
     """Cross-entropy of the labels in rows of a causal model: an answer after its prompt."""
+
+    METRICS = ("accuracy", "exact_match")
 
     @staticmethod
     def encoder_of(config, tokenizer):
@@ -184,6 +193,7 @@ class Extraction(TaskObjective):
     logits at `<cls>` is above this span's.
     """
 
+    METRICS = ("exact_match", "f1")
     longest = 30  # tokens of an answer, as in BERT's
 
     @staticmethod

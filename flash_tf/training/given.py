@@ -1,0 +1,62 @@
+"""Examples that a caller hands over, kept in the run: so it can be resumed and evaluated like any other."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from flash_tf import owned_files
+from flash_tf.config import Config
+
+WRITER = "flash-tf train"
+SPLITS = ("train", "validation")
+
+
+def with_examples(config: Config, model_dir: str, dataset: Mapping[str, Iterable[dict]]) -> Config:
+    """The config with a source that reads the examples, which are written to the run as JSON lines.
+
+    Args:
+      config: The experiment. Its `data.source` is replaced.
+      model_dir: The folder of the run, which must be local.
+      dataset: "train" and "validation": iterables of dictionaries, or `tf.data.Dataset`s of them.
+
+    Raises:
+      ValueError: A split is missing, an example is no dictionary of JSON values, or the folder is in a bucket.
+    """
+    if not isinstance(dataset, Mapping) or set(dataset) != set(SPLITS):
+        raise ValueError(f"dataset needs the splits {', '.join(SPLITS)}, got {', '.join(map(str, dataset))}")
+    if not owned_files.is_local(model_dir):
+        raise ValueError(f"examples that are handed over need a local run, got {model_dir}")
+    folder = os.path.join(os.path.abspath(model_dir), "examples")
+    files = {f"{split}.jsonl": _lines(split, dataset[split]) for split in SPLITS}
+    owned_files.write(folder, files, WRITER)
+    source = {"type": "example_files", **{split: f"{folder}/{split}.jsonl" for split in SPLITS}}
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, source=source))
+
+
+def _lines(split, examples):
+    examples = examples.as_numpy_iterator() if isinstance(examples, tf.data.Dataset) else examples
+    lines = []
+    for number, example in enumerate(examples, 1):
+        if not isinstance(example, Mapping):
+            raise ValueError(f"{split}, example {number} must be a dictionary, got a {type(example).__name__}")
+        try:
+            lines.append(json.dumps(dict(example), default=_plain, ensure_ascii=False))
+        except TypeError as error:
+            raise ValueError(f"{split}, example {number} needs JSON values: {error}") from None
+    return "".join(f"{line}\n" for line in lines).encode("utf-8", "replace")
+
+
+def _plain(value: Any) -> Any:
+    """A value of NumPy or TensorFlow as JSON has it."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, tf.Tensor):
+        value = value.numpy()
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError(f"got a {type(value).__name__}")
