@@ -8,6 +8,7 @@ from flash_tf import config
 from flash_tf.models.classifier import Classifier
 from flash_tf.models.masked_lm import MaskedLM
 from flash_tf.models.matcher import Matcher
+from flash_tf.models.regressor import Regressor
 from flash_tf.training import modelling
 from tests.backends import to_numpy
 from tests.numerics import FLOAT32, relative_error
@@ -127,3 +128,18 @@ def test_a_classifier_does_not_start_from_another_stack_and_stays_as_it_was(opti
     with pytest.raises(ValueError, match=f"a Classifier cannot start from this MaskedLM: {said}"):
         model.init_from(source)
     assert all((to_numpy(v.value) == x).all() for v, x in zip(model.weights, before, strict=True))
+
+
+@pytest.mark.parametrize(("cls", "options"), [(Classifier, {"classes": 2}), (Matcher, {"classes": 2}), (Regressor, {})])
+def test_a_task_comes_from_the_preset_of_a_language_model_or_from_its_own(tmp_path, cls, options):
+    source = model_of(MaskedLM, STACK, head_projection=True)
+    source.save_to_preset(tmp_path / "mlm")
+    model = cls.from_preset(tmp_path / "mlm", hidden=5, **options)
+    ids = token_ids(B, N)
+    assert type(model) is cls and model.hidden == 5
+    assert (to_numpy(model.encode(ids)) == to_numpy(source.encode(ids))).all()
+    model.save_to_preset(tmp_path / "own")
+    again = cls.from_preset(tmp_path / "own")
+    assert (to_numpy(again.outer.kernel.value) == to_numpy(model.outer.kernel.value)).all()
+    with pytest.raises(ValueError, match=f"has a {cls.__name__}, not a MaskedLM"):
+        MaskedLM.from_preset(tmp_path / "own")

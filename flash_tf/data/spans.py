@@ -25,9 +25,9 @@ class SpanEncoder:
     is encoded word by word, words being what white space divides, so an answer is a span of whole words. The label is
     the first and the last token of the first answer; (0, 0), the place of `<cls>`, in a part without it.
 
-    `answers` is a record of two lists as SQuAD's, `text` and `answer_start`; or a list of names as TriviaQA's aliases,
-    the first of which that is in the text, without regard to case, punctuation and articles, is the label. Such an
-    example without any of them in the text has no label. No answers at all mean a question without an answer.
+    `answers` is a record of two lists as SQuAD's, `text` and `answer_start`; or a list of names as TriviaQA's aliases.
+    The first name that is in the text, without regard to case, punctuation and articles, is then the label, and a text
+    without any of them has no label. No answers at all mean a question without an answer.
 
     Args:
       tokenizer: Gives the ids; None for `texts` alone.

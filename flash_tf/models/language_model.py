@@ -9,7 +9,6 @@ import keras
 from keras import ops
 
 from flash_tf import presets, renamed
-from flash_tf.backbone import Backbone
 from flash_tf.layers.block import EPSILON, ResidualBlock, normalizer
 from flash_tf.layers.common import check_counts, normal, options, own_policies
 from flash_tf.layers.feedforward import FEEDFORWARDS
@@ -345,13 +344,6 @@ class LanguageModel(Recomputed, keras.Model):
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), **options(self)}
-
-    @property
-    def backbone(self) -> Backbone:
-        """The model without its head: token ids `[b, n]` -> activations `[b, n, d]`, with the same weights."""
-        if not self.built:
-            self.build()
-        return Backbone(self)
 
     def init_from(self, source: "LanguageModel") -> Transfer:
         """Starts from the weights of another model with the same stack, for example of one that `ft.load` read.

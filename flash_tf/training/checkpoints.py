@@ -40,7 +40,7 @@ class Checkpoints:
         return sorted(int(match[1]) for match in names if match)
 
     def notes(self, step: int) -> dict:
-        """The notes of a checkpoint: `step`, `position`; if it was evaluated, `loss` or also `rank`, the lower the better."""
+        """The notes of a checkpoint: `step`, `position`; and `loss`, or also `rank`, if it was evaluated."""
         where = self._folder(step)
         try:
             with tf.io.gfile.GFile(f"{where}/{MARKER}") as file:

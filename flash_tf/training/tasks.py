@@ -28,7 +28,7 @@ class TaskObjective:
 
     Attributes:
       encoder: Makes the rows.
-      METRICS: The names of its metrics, of which higher is better.
+      METRICS: The names of its metrics. The higher, the better.
     """
 
     METRICS: tuple[str, ...]

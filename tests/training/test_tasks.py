@@ -123,7 +123,7 @@ def test_options_that_do_not_fit_a_task_are_refused_before_any_work(folder, tmp_
         "model.classes=3": r"data.labels must name the 3 classes of model.classes, got 2 names",
         "model.width=32": r"a Classifier cannot start from this MaskedLM: .* needs shape \(100, 32\), got \(100, 16\)",
         "data.source={type: python_stdlib}": r"classifier reads labelled examples: it needs one of .*example_files",
-        "data.sequence_length=4": r"a row needs data.sequence_length of at least 5 tokens, got 4",
+        "evaluation.metric=pearson": r"evaluation.metric must be one of loss, accuracy, f1, matthews, got 'pearson'",
     }
     for option, said in refused.items():
         with pytest.raises(ValueError, match=said):

@@ -1,0 +1,56 @@
+"""Exports of classifiers and regressors: `predict` says what the run's own `predict` says."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from flash_tf.exporting import saved_model
+from flash_tf.training.predict import predict
+from flash_tf.training.restore import restore
+from tests.exporting import models
+from tests.numerics import FLOAT32, relative_error
+
+TEXTS, SECOND = ["ab cd", "efg hik lmn op", "a"], ["op", "ab ab", "nml k"]
+STACK = {"vocabulary_size": models.runs.VOCABULARY, "width": 16, "depth": 1, "position_embedding": "scaled_sin"}
+STACK |= {"mixer": models.runs.MIXER, "hidden": 8}
+
+
+def run_of(folder, section, **data):
+    """A run as `flash-tf train` leaves it, of a task."""
+    files = {"type": "example_files", "train": str(folder / "none.jsonl"), "validation": str(folder / "none.jsonl")}
+    return restore(str(models.directory(folder, {**STACK, **section}, source=files, **data)))
+
+
+def exported(run, folder, **options):
+    about = saved_model.export(run, str(folder), saved_model.Options(**options), lambda line: None)
+    return about, tf.saved_model.load(str(folder))
+
+
+def test_the_classes_of_texts_pairs_and_ids_are_those_that_predict_gives(tmp_path):
+    run = run_of(tmp_path, {"type": "classifier", "classes": 3}, labels=["x", "y", "z"])
+    about, loaded = exported(run, tmp_path / "out")
+    assert list(about["signatures"]) == ["predict", "predict_pair"]
+    signatures = loaded.signatures
+    for signature, examples in (
+        ("predict", [{"text": text} for text in TEXTS]),
+        ("predict_pair", [{"text": text, "text_b": other} for text, other in zip(TEXTS, SECOND, strict=True)]),
+    ):
+        want = list(predict(run, [("here", example) for example in examples]))
+        given = {key: tf.constant([one[key] for one in examples]) for key in examples[0]}
+        got = {name: x.numpy() for name, x in signatures[signature](**given).items()}
+        assert relative_error(got["probabilities"], np.array([one["probabilities"] for one in want])) < FLOAT32
+        assert [name.decode() for name in got["name"]] == [one["label"] for one in want]
+    with pytest.raises(tf.errors.OpError, match="predict_pair needs as many texts as second texts"):
+        signatures["predict_pair"](text=tf.constant(["a"]), text_b=tf.constant(["a", "b"]))
+
+
+def test_a_regressor_gives_numbers_for_ids_and_a_matcher_has_no_export(tmp_path):
+    run = run_of(tmp_path / "regressor", {"type": "regressor"})
+    _, loaded = exported(run, tmp_path / "out", ids_only=True)
+    ids = np.array([[2, 5, 6, 1], [2, 7, 1, 0]], "int32")
+    want = run.model(ids, padding_mask=ids != run.tokenizer.pad_id).numpy()[:, 0]
+    got = loaded.signatures["predict"](ids=tf.constant(ids))["number"].numpy()
+    assert relative_error(got, want) < FLOAT32
+    matcher = run_of(tmp_path / "matcher", {"type": "matcher", "classes": 2})
+    with pytest.raises(ValueError, match="export needs a model of type causal_lm, .*regressor, got matcher"):
+        exported(matcher, tmp_path / "other")
