@@ -118,7 +118,7 @@ def answer_span(placed: Placed, answers: Any, context: str, words: list[re.Match
 
 
 def _placed_span(placed, answers, context, words):
-    if answers.keys() < {"text", "answer_start"} or len(answers["text"]) != len(answers["answer_start"]):
+    if not {"text", "answer_start"} <= answers.keys() or len(answers["text"]) != len(answers["answer_start"]):
         raise ValueError(f"{placed[0]}: answers need text and answer_start, lists of one length, got {answers!r}")
     for text, start in zip(answers["text"], answers["answer_start"], strict=True):
         if not text or context[start : start + len(text)] != text:

@@ -81,13 +81,14 @@ def store(folder, name, features, **splits):
     """Writes a dataset of TFDS with its real features."""
     path, version = name.split(":")
     builder, _, part = path.partition("/")
-    tensors = {split: {key: [row[key] for row in rows] for key in rows[0]} for split, rows in splits.items()}
+    features = tfds.features.FeaturesDict(features)
+    made = lambda rows: tf.data.Dataset.from_generator(lambda: rows, output_signature=features.get_tensor_spec())  # noqa: E731
     tfds.dataset_builders.store_as_tfds_dataset(
         name=builder,
         config=part or None,
         version=version,
-        features=tfds.features.FeaturesDict(features),
-        split_datasets={split: tf.data.Dataset.from_tensor_slices(columns) for split, columns in tensors.items()},
+        features=features,
+        split_datasets={split: made(rows) for split, rows in splits.items()},
         data_dir=folder,
         disable_shuffling=True,
     )

@@ -1,0 +1,113 @@
+"""Every config of a task takes a step on a small dataset with the features of the real one."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+
+from flash_tf import config
+from flash_tf.training import loop
+from flash_tf.training.tasks import TASKS
+from tests.contracts.test_configs import SMALL, shrunk
+from tests.data.test_example_sources import TEXT, store
+from tests.training import runs
+
+pytestmark = pytest.mark.full
+CLASS, INTEGER = {2: tfds.features.ClassLabel(num_classes=2), 3: tfds.features.ClassLabel(num_classes=3)}, np.int32
+TWO = {"sentence1": TEXT, "sentence2": TEXT}
+GLUE = {
+    "cola": {"sentence": TEXT, "label": CLASS[2]},
+    "sst2": {"sentence": TEXT, "label": CLASS[2]},
+    "mrpc": {**TWO, "label": CLASS[2]},
+    "stsb": {**TWO, "label": np.float32},
+    "qqp": {"question1": TEXT, "question2": TEXT, "label": CLASS[2]},
+    "mnli": {"premise": TEXT, "hypothesis": TEXT, "label": CLASS[3]},
+    "qnli": {"question": TEXT, "sentence": TEXT, "label": CLASS[2]},
+    "rte": {**TWO, "label": CLASS[2]},
+    "wnli": {**TWO, "label": CLASS[2]},
+}
+SEQUENCE = tfds.features.Sequence
+QUESTIONS = {
+    "squad/v1.1:3.0.0": {
+        "id": TEXT,
+        "title": TEXT,
+        "context": TEXT,
+        "question": TEXT,
+        "answers": SEQUENCE({"text": TEXT, "answer_start": INTEGER}),
+    },
+    "trivia_qa/rc.wikipedia:1.1.0": {
+        "question": TEXT,
+        "question_id": TEXT,
+        "question_source": TEXT,
+        "entity_pages": SEQUENCE({"doc_source": TEXT, "filename": TEXT, "title": TEXT, "wiki_context": TEXT}),
+        "answer": {"aliases": SEQUENCE(TEXT), "normalized_aliases": SEQUENCE(TEXT), "type": TEXT, "value": TEXT},
+    },
+}
+TASK_CONFIGS = [name for name in config.names() if config.load(name).model["type"] in TASKS]
+
+
+def text(draw, words=30):
+    return " ".join("".join(draw.choices("abcdefgh", k=draw.randint(1, 5))) for _ in range(words))
+
+
+def filled(feature, draw):
+    """A made-up value of a feature."""
+    if isinstance(feature, dict):
+        return {name: filled(one, draw) for name, one in feature.items()}
+    if isinstance(feature, SEQUENCE):
+        inner = feature.feature
+        if isinstance(inner, tfds.features.FeaturesDict):
+            return {name: [filled(one, draw) for _ in range(2)] for name, one in inner.items()}
+        return [text(draw, 1) for _ in range(2)]
+    if feature in CLASS.values() or feature in (np.float32, INTEGER):
+        return draw.randrange(2)
+    return text(draw)
+
+
+def example(name, features, draw):
+    made = filled(features, draw)
+    if name.startswith("squad"):
+        made["answers"] = {"text": [made["context"].split()[0]], "answer_start": [0]}
+    if name.startswith("trivia"):
+        made["answer"]["aliases"] = [text(draw, 9), made["entity_pages"]["wiki_context"][1].split()[3]]
+    return made
+
+
+def of_tfds(folder, source, draw):
+    """Writes the dataset that a config names. Returns the option that finds it."""
+    name, _, task = source["name"].partition("/")
+    stored = {f"glue/{task}:2.0.0": {**GLUE[task], "idx": INTEGER}} if name == "glue" else QUESTIONS
+    ((full, features),) = ((full, found) for full, found in stored.items() if full.startswith(source["name"]))
+    rows = [example(full, features, draw) for _ in range(12)]
+    store(folder, full, features, train=rows, **{source.get("validation_split", "validation"): rows[:5]})
+    return f"data.source.data_dir={folder}"
+
+
+def of_files(folder, loaded, draw):
+    rows = [{"text": text(draw), "text_b": text(draw), "label": i % 2} for i in range(12)]
+    if loaded.data.labels:
+        rows = [{**row, "label": loaded.data.labels[row["label"]]} for row in rows]
+    suffix, lines = ".jsonl", "".join(json.dumps(row) + "\n" for row in rows)
+    if loaded.model["type"] == "span":
+        answers = [{"text": rows[0]["text"].split()[0], "answer_start": 0}]
+        asked = [{"id": str(i), "question": text(draw, 5), "answers": answers} for i in range(6)]
+        paragraphs = [{"context": rows[0]["text"], "qas": asked}]
+        suffix, lines = ".json", json.dumps({"data": [{"title": "x", "paragraphs": paragraphs}]})
+    path = folder / f"examples{suffix}"
+    path.write_text(lines)
+    return f"data.source={{type: example_files, train: {path}, validation: {path}}}"
+
+
+@pytest.mark.parametrize("name", TASK_CONFIGS)
+def test_the_config_of_a_task_takes_a_step_on_examples_with_the_real_features(name, tmp_path):
+    loaded, draw = config.load(name), random.Random(0)
+    source = loaded.data.source
+    found = of_tfds(tmp_path, source, draw) if source["type"] == "tfds" else of_files(tmp_path, loaded, draw)
+    steps = ("train.steps=1", "optimizer.warmup_steps=0", "evaluation.every=null", "train.precision=float32")
+    small = shrunk(
+        name, {**SMALL, "vocabulary_size": 60}, found, "model.remat=false", *steps, "train.jit_compile=false"
+    )
+    evaluation = loop.train(small, str(tmp_path / "run"), runs.Lines())
+    assert np.isfinite(evaluation["loss"]) and small.evaluation.metric in evaluation
