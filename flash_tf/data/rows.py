@@ -57,16 +57,20 @@ class RowShard:
     Attributes:
       values: For each field, the values of all rows one after the other, memory-mapped.
       offsets: For each field int64 `[rows + 1]`: row i has `values[offsets[i] : offsets[i + 1]]`.
+      left_out: Rows for training that have no label.
       words: None of the text's words are counted.
     """
 
     values: dict[str, np.ndarray]
     offsets: dict[str, np.ndarray]
+    left_out: int
     words: int = 0
 
 
 class RowCache(TokenCache):
     """The rows of one split of one source, on disk; see `TokenCache`. Each field is a file.
+
+    The training split has no rows without a label.
 
     Args:
       directory: The folder of all caches.
@@ -102,19 +106,21 @@ class RowCache(TokenCache):
             for name, field in self._encoder.fields.items():
                 values[name] = mapped(self._path(index, name), np.dtype(field.dtype), sizes[name])
                 offsets[name] = mapped(self._path(index, f"{name}.offsets"), np.dtype(np.int64), rows + 1)
+            return RowShard(values=values, offsets=offsets, left_out=marker["left_out"])
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
-        return RowShard(values=values, offsets=offsets)
 
     def _tokenise(self, index: int) -> None:
         (self.directory / "about.json").write_text(self._about + "\n")
         self._path(index, "json").unlink(missing_ok=True)  # from here on the old files do not count
-        fields = self._encoder.fields
+        fields, left_out = self._encoder.fields, 0
         with contextlib.ExitStack() as files:  # renamed in the reverse order: the marker last
             opened = lambda suffix: files.enter_context(renamed_when_done(self._path(index, suffix)))  # noqa: E731
             marker, values = opened("json"), {name: opened(name) for name in fields}
             lengths = {name: [np.zeros(1, np.int64)] for name in fields}
-            for rows in self._encoded(self.shards[index]):
+            for encoded in self._encoded(self.shards[index]):
+                rows = [row for row in encoded if self.split != "train" or _labelled(row, fields["labels"])]
+                left_out += len(encoded) - len(rows)
                 for name, field in fields.items():
                     arrays = [np.asarray(row[name], field.dtype) for row in rows]
                     write_whole(values[name], b"".join(array.tobytes() for array in arrays))
@@ -124,6 +130,7 @@ class RowCache(TokenCache):
                 write_whole(opened(f"{name}.offsets"), offsets[name].tobytes())
             about = {
                 "rows": len(offsets["tokens"]) - 1,
+                "left_out": left_out,
                 "sizes": {name: int(ends[-1]) for name, ends in offsets.items()},
             }
             write_whole(marker, json.dumps({"shard": self.shards[index], **about}).encode())
@@ -134,6 +141,10 @@ class RowCache(TokenCache):
                 raise StoppedError
             if rows := list(self._encoder.rows(batch)):
                 yield rows
+
+
+def _labelled(row, field):
+    return bool(np.any(np.asarray(row["labels"], field.dtype) != field.padding))
 
 
 def batches(examples: Iterable[Placed]) -> Iterator[list[Placed]]:

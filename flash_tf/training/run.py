@@ -211,8 +211,9 @@ def open_stream(run: Run) -> WindowStream:
     if isinstance(run.objective, TaskObjective):
         for split in ("train", "validation"):
             cache = make_cache(config, run.model_dir, run.tokenizer, split, run.progress.tokenised)
-            for index in range(len(cache.shards)):
-                cache.get(index)
+            left_out = sum(cache.get(index).left_out for index in range(len(cache.shards)))
+            if left_out:
+                run.progress.line(f"left out {left_out:,} {split} rows without a label")
     return WindowStream(
         make_cache(config, run.model_dir, run.tokenizer, "train", run.progress.tokenised),
         make_packing(config, run.objective, run.model),
