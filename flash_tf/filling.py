@@ -25,7 +25,7 @@ def fill_mask(
     Raises:
       ValueError: The model is not masked, the text has no mask, or is too long.
     """
-    if model.causal:
+    if model.causal or not model.predicts_tokens:
         raise ValueError(f"fill-mask needs a masked language model, got {type(model).__name__}")
     ids = tokenizer.encode_with_masks(text)
     masks = np.flatnonzero(ids == tokenizer.mask_id)

@@ -12,6 +12,7 @@ from flash_tf.registry import MOST
 
 NAMES = (
     "train",
+    "sweep",
     "evaluate",
     "predict",
     "average",

@@ -15,6 +15,7 @@ from flash_tf.compiling.programs import Experiment, TokenIds
 from flash_tf.config import Config
 from flash_tf.data.tokenizer import Tokenizer
 from flash_tf.training import modelling, run_directory
+from flash_tf.training.tasks import objective_of
 from flash_tf.training.trainer import COLUMNS
 
 CHECK_LENGTH, CHECK_STEPS = 1024, 3
@@ -32,6 +33,8 @@ def resolve(config: Config) -> tuple[Config, Tokenizer | TokenIds]:
       ValueError: The config cannot be exported.
     """
     config = modelling.with_masking(config)
+    if objective_of(config).encoder_of(config, None) is not None:
+        raise ValueError(f"an exported step reads documents, and this {config.model['type']} reads labelled examples")
     if config.train.seed < 0:
         raise ValueError(f"train.seed of an exported step must not be negative, got {config.train.seed}")
     if config.init_from is not None:

@@ -16,6 +16,7 @@ from flash_tf.data.sources.example_files import ExampleFiles
 from flash_tf.training import loop
 from flash_tf.training.predict import predict
 from flash_tf.training.restore import restore
+from flash_tf.training.sweep import as_text, sweep
 from tests.training import runs
 
 
@@ -197,3 +198,16 @@ def test_every_task_learns_what_its_examples_show(folder, tmp_path, kind, model,
     steps = ("train.steps=150", "train.tokens_per_step=512", "evaluation.every=null", "optimizer.learning_rate=0.02")
     runs.train(path, tmp_path, *steps)
     assert loop.evaluate(str(tmp_path), runs.Lines())[metric] > 0.7
+
+
+def test_a_sweep_trains_a_run_for_each_value_and_names_the_best(folder, tmp_path):
+    path = write(folder, "classifier", **CLASSES)
+    overrides = ["optimizer.learning_rate=1.0e-9,0.02", "train.steps=30", "optimizer.betas=[0.9, 0.98]"]
+    found = sweep(path, [*overrides, "evaluation.every=15", "evaluation.metric=accuracy"], str(tmp_path), runs.Lines())
+    assert [row["optimizer.learning_rate"] for row in found["runs"]] == ["1.0e-9", "0.02"]
+    assert found["best"]["optimizer.learning_rate"] == "0.02" and found["metric"] == "accuracy"
+    best = Path(found["best"]["model_dir"])
+    assert found["best"]["accuracy"] == max(one["accuracy"] for one in runs.records(best, "evaluations.jsonl"))
+    assert as_text(found).splitlines()[2].endswith("<- best")
+    with pytest.raises(ValueError, match="sweep needs a --set with values to choose from"):
+        sweep(path, ["train.steps=30"], str(tmp_path), runs.Lines())

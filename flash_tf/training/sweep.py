@@ -1,0 +1,83 @@
+"""Runs of one config with different values, compared on validation."""
+
+import itertools
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from flash_tf import config as configs
+from flash_tf.training import loop, preflight, run_directory
+from flash_tf.training.progress import Progress
+
+OPEN, CLOSE = "[{", "]}"
+
+
+def sweep(name: str, overrides: Iterable[str], folder: str, progress: Progress) -> dict:
+    """Trains a config with every combination of values, each in a folder of its own. Finished runs stay as they are.
+
+    Args:
+      name: A config, as for `config.load`.
+      overrides: Strings `key.of.option=value`, or `key.of.option=value,value` for values to choose from.
+      folder: The local folder of the runs' folders.
+      progress: Shows the state of the runs.
+
+    Returns:
+      `runs`, for each the values that differ, its `model_dir` and the figures of its best evaluation by
+      `evaluation.metric`; `best`, the best of them; and the `metric`.
+
+    Raises:
+      ValueError: There is nothing to choose from, or a config is not valid. Nothing was trained.
+    """
+    choices = dict(_choices(override) for override in overrides)
+    varied = [key for key, values in choices.items() if len(values) > 1]
+    if not varied:
+        raise ValueError("sweep needs a --set with values to choose from, as optimizer.learning_rate=1.0e-4,3.0e-4")
+    combinations = [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
+    experiments = [configs.load(name, [f"{key}={value}" for key, value in one.items()]) for one in combinations]
+    for experiment in experiments:
+        preflight.check_values(experiment)
+    rows = []
+    for chosen, experiment in zip(combinations, experiments, strict=True):
+        values = {key: chosen[key] for key in varied}
+        model_dir = f"{folder}/{','.join(f'{key}={value}' for key, value in values.items())}"
+        progress.line(f"training {model_dir}")
+        loop.train(experiment, model_dir, progress)
+        rows.append({**values, "model_dir": model_dir, **_best(model_dir, experiment.evaluation.metric)})
+    metric = experiments[0].evaluation.metric
+    return {"runs": rows, "best": _best_of(rows, metric), "metric": metric}
+
+
+def _choices(override):
+    """The key of an override, and the values between its commas outside brackets."""
+    key, _, text = override.partition("=")
+    values, depth = [""], 0
+    for c in text:
+        depth += (c in OPEN) - (c in CLOSE)
+        if c == "," and depth == 0:
+            values.append("")
+        else:
+            values[-1] += c
+    return key, [value.strip() for value in values]
+
+
+def _best(model_dir, metric):
+    lines = Path(model_dir, run_directory.EVALUATIONS).read_text("utf-8").splitlines()
+    return _best_of([json.loads(line) for line in lines], metric)
+
+
+def _best_of(records, metric):
+    return (min if metric == "loss" else max)(records, key=lambda record: record[metric])
+
+
+def as_text(found: dict) -> str:
+    """The result of `sweep` as a table for people, the best run marked."""
+    names = [name for name in found["runs"][0] if name != "model_dir"]
+    rows = [names, *([_figure(row[name]) for name in names] for row in found["runs"])]
+    widths = [max(len(row[i]) for row in rows) + 2 for i in range(len(names))]
+    lines = ["".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    marks = ["", *("  <- best" if row == found["best"] else "" for row in found["runs"])]
+    return "\n".join(f"{line}{mark}" for line, mark in zip(lines, marks, strict=True))
+
+
+def _figure(value):
+    return f"{value:,.4f}" if isinstance(value, float) else str(value)
