@@ -14,6 +14,7 @@ from flash_tf.models import MODELS
 from flash_tf.models.classifier import Classifier
 from flash_tf.models.matcher import Matcher
 from flash_tf.models.regressor import Regressor
+from flash_tf.models.span import SpanExtractor
 from tests import tiers
 from tests.backends import to_numpy
 from tests.numerics import BFLOAT16_LAYER, FLOAT32, relative_error
@@ -58,6 +59,8 @@ each_position = pytest.mark.parametrize(
 
 def needed(kind):
     """What a model takes beside SMALL, none at its default."""
+    if issubclass(EVERY[kind], SpanExtractor):
+        return {"no_answer": False}
     options = {"classes": V, "hidden": 12, "position_embedding": "scaled_sin"}
     return {k: v for k, v in options.items() if k in signature(kind)} if issubclass(EVERY[kind], Classifier) else {}
 
@@ -99,6 +102,8 @@ def logits_of(kind, b=B, n=N):
     """The shape of what the model puts out."""
     if issubclass(EVERY[kind], Regressor):
         return (b, 1)
+    if issubclass(EVERY[kind], SpanExtractor):
+        return (b, n, 2)
     return (b, V) if issubclass(EVERY[kind], Classifier) else (b, n, V)
 
 
@@ -170,8 +175,8 @@ def test_recomputing_changes_neither_logits_nor_gradients(kind):
     ids, found = rows_of(kind), []
     labels = token_ids(*logits_of(kind)[:-1], seed=1)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    if issubclass(EVERY[kind], Regressor):
-        labels, loss = labels[:, None].astype("float32"), keras.losses.MeanSquaredError()
+    if issubclass(EVERY[kind], Regressor | SpanExtractor):
+        labels, loss = labels[..., None].astype("float32"), keras.losses.MeanSquaredError()
     for remat in (False, True, 1):
         model = model_of(kind, depth=2, remat=remat, dtype="float64")  # the sum in a scalar's gradient may cancel
         before = model.get_weights()
