@@ -21,10 +21,17 @@ class Keys:
     Args:
       columns: A part's name -> its key in a record; a dot leads into a nested record. A part that is not named has its
         own name as key. If any part is named, an optional part that is not does not exist.
+      parts: The names of the parts.
+
+    Raises:
+      ValueError: The columns name another part, or a key is no string.
     """
 
-    def __init__(self, columns: dict[str, str] | None):
+    def __init__(self, columns: dict[str, str] | None, *parts: str):
         self.columns = columns or {}
+        for part, key in self.columns.items():
+            if part not in parts or not isinstance(key, str):
+                raise ValueError(f"data.columns needs keys, as strings, for {', '.join(parts)}, got {part}: {key!r}")
 
     def get(self, placed: Placed, part: str) -> Any:
         """A part of an example; ValueError if its key is missing."""
@@ -123,7 +130,8 @@ class TextEncoder:
     """
 
     def __init__(self, tokenizer: "Tokenizer | None", length: int, columns: dict[str, str] | None, label: Label):
-        self._tokenizer, self._length, self._keys, self._label = tokenizer, length, Keys(columns), label
+        self._keys = Keys(columns, "text", "text_b", "label")
+        self._tokenizer, self._length, self._label = tokenizer, length, label
         if length < 5:
             raise ValueError(f"a row needs data.sequence_length of at least 5 tokens, got {length}")
 
@@ -184,7 +192,7 @@ class AnswerEncoder:
     """
 
     def __init__(self, tokenizer: "Tokenizer | None", length: int, columns: dict[str, str] | None):
-        self._tokenizer, self._length, self._keys = tokenizer, length, Keys(columns)
+        self._tokenizer, self._length, self._keys = tokenizer, length, Keys(columns, "prompt", "answer")
 
     @property
     def fields(self) -> dict[str, Field]:
@@ -202,7 +210,7 @@ class AnswerEncoder:
 
     def _of_ids(self, placed):
         place, example = placed
-        tokens, labels = (np.asarray(self._keys.get(placed, part)) for part in ("token_ids", "labels"))
+        tokens, labels = (np.asarray(example.get(part, ())) for part in ("token_ids", "labels"))
         size = self._tokenizer.vocabulary_size
         if tokens.shape != labels.shape or not 0 < len(tokens) <= self._length:
             needed = f"{self._length} token_ids or fewer, and as many labels"

@@ -36,7 +36,8 @@ class SpanEncoder:
     """
 
     def __init__(self, tokenizer: "Tokenizer | None", length: int, columns: dict[str, str] | None):
-        self._tokenizer, self._length, self.keys = tokenizer, length, Keys(columns)
+        self.keys = Keys(columns, "question", "context", "answers")
+        self._tokenizer, self._length = tokenizer, length
         if length < 16:
             raise ValueError(f"a row with a question needs data.sequence_length of at least 16 tokens, got {length}")
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from flash_tf.data.rows import Placed, Row, batches, padded
 from flash_tf.training.restore import Trained
-from flash_tf.training.tasks import Outputs, TaskObjective, objective_of
+from flash_tf.training.tasks import TASKS, Outputs, TaskObjective, objective_of
 
 PREDICTED_AT_ONCE = 2**14  # tokens of a batch
 
@@ -25,7 +25,7 @@ def predict(trained: Trained, examples: Iterable[Placed]) -> Iterator[dict]:
     """
     config = trained.config
     found = objective_of(config)
-    if not issubclass(found, TaskObjective):
+    if config.model["type"] not in TASKS:
         raise ValueError(f"predict needs the run of a task, as a classifier's, got a {config.model['type']}")
     objective = found(config, trained.tokenizer)
     call = _rows_at_once(trained.model, objective, max(1, PREDICTED_AT_ONCE // config.data.sequence_length))

@@ -12,7 +12,7 @@ from flash_tf.data.sources import SOURCES
 from flash_tf.training import modelling, run_directory
 from flash_tf.training.run import tokens_folder
 from flash_tf.training.strategy import check_devices
-from flash_tf.training.tasks import objective_of
+from flash_tf.training.tasks import Classification, objective_of
 
 SPECIAL = 5  # pad, eos, unk, mask and cls
 
@@ -46,11 +46,22 @@ def check_values(config: Config) -> tuple[Config, keras.Model]:
         raise ValueError(f"model.vocabulary_size must be more than the {SPECIAL} special tokens, got {size}")
     SOURCES.build(config.data.source)
     objective = objective_of(config)
-    objective.encoder_of(config, None)
+    _check_data(config.data, objective, objective.encoder_of(config, None) is not None)
     if (metric := config.evaluation.metric) not in (known := ("loss", *objective.METRICS)):
         raise ValueError(f"evaluation.metric must be one of {', '.join(known)}, got {metric!r}")
     with model_stats.without_weights():
         return config, modelling.make_model(config)
+
+
+def _check_data(data, objective, labelled):
+    """Raises a ValueError for options of examples with documents, and of documents with examples."""
+    wrong = {
+        "columns is for labelled examples": data.columns is not None and not labelled,
+        "labels is for classes": data.labels is not None and not issubclass(objective, Classification),
+        "packing is for documents": data.packing != "concatenate" and labelled,
+    }
+    if said := next((said for said, given in wrong.items() if given), None):
+        raise ValueError(f"data.{said}, and this model reads none from its source")
 
 
 def missing(config: Config, model: keras.Model, model_dir: str | None = None) -> list[str]:

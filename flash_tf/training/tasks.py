@@ -182,9 +182,6 @@ class Answering(TaskObjective):
         right, labels = outputs["right"], outputs["weight"]
         return {"accuracy": float(right.sum() / max(labels.sum(), 1)), "exact_match": float((right == labels).mean())}
 
-    def predictions(self, examples, rows, outputs):
-        raise ValueError("predict needs a task with labels: a causal model answers by `flash-tf generate`")
-
 
 class Extraction(TaskObjective):
     """Cross-entropy of the first and the last token of an answer; the answers of whole texts.

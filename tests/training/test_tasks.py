@@ -124,12 +124,18 @@ def test_options_that_do_not_fit_a_task_are_refused_before_any_work(folder, tmp_
         "model.classes=3": r"data.labels must name the 3 classes of model.classes, got 2 names",
         "model.width=32": r"a Classifier cannot start from this MaskedLM: .* needs shape \(100, 32\), got \(100, 16\)",
         "data.source={type: python_stdlib}": r"classifier reads labelled examples: it needs one of .*example_files",
+        "data.columns={txt: text}": r"data.columns needs keys, as strings, for text, text_b, label, got txt: 'text'",
+        "data.packing=documents": r"data.packing is for documents, and this model reads none",
+        "model.type=regressor": r"has no option 'classes'",
         "evaluation.metric=pearson": r"evaluation.metric must be one of loss, accuracy, f1, matthews, got 'pearson'",
     }
     for option, said in refused.items():
         with pytest.raises(ValueError, match=said):
             runs.train(path, tmp_path / "run", option, "train.tokens_per_step=128")
     masked = write(folder, "masked_lm")
+    documents = {"type": "text_files", **{split: str(folder / f"{split}.txt") for split in ("train", "validation")}}
+    with pytest.raises(ValueError, match=r"data.columns is for labelled examples, and this model reads none"):
+        runs.train(masked, tmp_path / "run", f"data.source={json.dumps(documents)}")
     with pytest.raises(ValueError, match=r"model.type masked_lm reads documents: it needs one of the sources"):
         runs.train(masked, tmp_path / "run")
     assert not (tmp_path / "run/checkpoints").exists()
