@@ -33,7 +33,7 @@ def folder(tmp_path_factory):
             for i in range(count):
                 a, b = draw.randint(0, 1), draw.randint(0, 1)
                 texts = {"text": some(a, draw.randint(2, 30)), "other": some(b, 4)}
-                more = {"prompt": f"{texts['other']} {'x' if a else 'y'}", "answer": words[a]}
+                more = {"prompt": f"{texts['other']} {words[2 if a else 3]}", "answer": words[a]}
                 file.write(
                     json.dumps({**texts, **more, "id": i, "polarity": ["bad", "good"][a], "stars": 2.5 * a}) + "\n"
                 )
