@@ -13,6 +13,7 @@ from flash_tf.layers.mixers import MIXERS
 from flash_tf.models import MODELS
 from flash_tf.models.classifier import Classifier
 from flash_tf.models.matcher import Matcher
+from flash_tf.models.span import SpanExtractor
 from flash_tf.registry import listed
 from flash_tf.training import modelling
 from tests import tiers
@@ -107,10 +108,14 @@ def gradients(loaded, model):
     return float(loss), {path: to_numpy(tf.convert_to_tensor(g)) for path, g in named}
 
 
+def rows_of(model, rows, n):
+    """The shape of token ids that a model reads: a matcher has two texts a row."""
+    return [rows, 2, n] if isinstance(model, Matcher) else [rows, n]
+
+
 def task_gradients(loaded, model):
     """As `gradients`, of a model without a head over tokens: the loss is the distance of its numbers from 1."""
-    texts = [2] if isinstance(model, Matcher) else []
-    shape = [loaded.batch_size, *texts, loaded.data.sequence_length]
+    shape = rows_of(model, loaded.batch_size, loaded.data.sequence_length)
     tokens = np.random.default_rng(0).integers(0, model.vocabulary_size, shape).astype("int32")
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean((tf.cast(model(tokens, training=True), tf.float32) - 1) ** 2)
@@ -200,7 +205,8 @@ def row_sum(mixer, x):
 
 def dead(loaded, model):
     """What of a model is dead at initialisation: gated layers by their row sums, weights by their gradients."""
-    ids = np.random.default_rng(1).integers(0, model.vocabulary_size, [1, loaded.data.sequence_length]).astype("int32")
+    shape = rows_of(model, 1, loaded.data.sequence_length)
+    ids = np.random.default_rng(1).integers(0, model.vocabulary_size, shape).astype("int32")
     inputs = {}
     for block in model.blocks:
         block.norm.call = lambda x, norm=block.norm, name=block.name: inputs.setdefault(name, type(norm).call(norm, x))
@@ -272,6 +278,8 @@ def test_flops_are_those_of_the_formulas(name):
     if isinstance(model, Classifier):
         texts, vectors = (2, 4) if isinstance(model, Matcher) else (1, 1)
         head = 2 * model.hidden * (vectors * d + model.classes) / n
+    if isinstance(model, SpanExtractor):
+        head = 2 * d * 2
     head += 2 * d * d * model.head_projection
     total = texts * (sum(forward_flops(mixer, n) for mixer in model.mixers) + model.depth * feedforward) + head
     assert said["forward_flops_per_token"] == round(total)
