@@ -1,5 +1,6 @@
 """Tokenizers of every kind beside SentencePiece's unigram ones: files of others, and those that `train` makes."""
 
+import argparse
 import io
 import itertools
 import json
@@ -13,13 +14,13 @@ import tensorflow as tf
 import tokenizers as hugging_face
 from sentencepiece import sentencepiece_model_pb2
 
+from flash_tf.commands import export
 from flash_tf.data.sources import SOURCES
 from flash_tf.data.tokenizer import SPACES, Tokenizer
 from flash_tf.data.tokenizers.byte_level import ByteLevel
 from flash_tf.data.tokenizers.hugging_face import HuggingFace
 from flash_tf.data.tokenizers.sentence_piece import SentencePiece
 from flash_tf.data.tokenizers.word_level import WordLevel
-from flash_tf.exporting.graph_tokenizers import check_tokenizer
 from flash_tf.exporting.readers import TextReader
 from tests.tiers import thinned
 
@@ -143,8 +144,15 @@ def test_a_tokenizer_json_with_byte_fallback_gives_the_ids_and_texts_of_its_sent
     masked = "def <mask>(self): <mask>"
     assert tokenizer.decode(tokenizer.encode_with_masks(masked)) == "def <mask> (self): <mask>"
     assert (tokenizer.starts_word == model.starts_word).all()
+
+
+def test_an_export_refuses_any_other_tokenizer_json_before_it_reads_a_weight(made, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(llama(made("fallback").data))
+    parser = argparse.ArgumentParser()
+    export.add_arguments(parser)
     with pytest.raises(ValueError, match="and no other tokenizer.json: train with the model's tokenizer.model"):
-        check_tokenizer(tokenizer)
+        export.run(parser.parse_args([str(tmp_path), str(tmp_path / "out")]), None)
+    assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
 
 
 def check_graph(tokenizer, texts, folder):
