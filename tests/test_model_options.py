@@ -55,7 +55,11 @@ def test_the_first_block_sees_the_norm_of_the_embeddings():
     assert relative_error(to_numpy(model.embed(keras.ops.convert_to_tensor(IDS), None)), want) < FLOAT32
 
 
-@pytest.mark.parametrize("options", [ENDS, {}], ids=["both_ends", "norm_without_bias"])
+@pytest.mark.parametrize(
+    "options",
+    [ENDS, {}, {"post_norm": True, "tie_embeddings": False, "token_types": 2}],
+    ids=["both_ends", "norm_without_bias", "norms_after_sums_and_a_head_of_its_own"],
+)
 def test_a_text_read_token_by_token_has_the_logits_of_one_pass(options):
     model = model_of(**options)
     state, found = model.initial_state(B, capacity=N), []
@@ -63,6 +67,36 @@ def test_a_text_read_token_by_token_has_the_logits_of_one_pass(options):
         logits, state = model.extend(IDS[:, i : i + 1], state)
         found.append(to_numpy(logits))
     assert relative_error(np.concatenate(found, axis=1), to_numpy(model(IDS))) < FLOAT32
+
+
+def test_norms_after_sums_and_types_of_tokens_are_their_formulas():
+    feedforward = {"type": "mlp", "hidden": 24}
+    model = model_of("masked_lm", post_norm=True, token_types=2, feedforward=feedforward, position_embedding=None)
+    types = np.random.default_rng(3).integers(0, 2, [B, N]).astype("int32")
+    table, of_types = (weights_of(layer)["embeddings"] for layer in (model.embedding, model.types))
+    x = table[IDS] + of_types[types]
+    for block in model.blocks:
+        y = x + to_numpy(block.inner(keras.ops.convert_to_tensor(x, "float32")))
+        x = standardized(y) * weights_of(block.norm)["gamma"]
+    want = standardized(x) * weights_of(model.final_norm)["gamma"] @ table.T + to_numpy(model.output_bias.value)
+    assert relative_error(to_numpy(model(IDS, token_type_ids=types)), want) < FLOAT32
+    assert np.array_equal(to_numpy(model(IDS)), to_numpy(model(IDS, token_type_ids=np.zeros_like(IDS))))
+
+
+@pytest.mark.parametrize(("mixer", "message"), [
+    ({"type": "self_attention", "heads": 4, "kv_heads": 3}, "kv_heads must divide heads, got kv_heads 3, heads 4"),
+    ({"type": "self_attention", "kv_heads": 1, "kernel": "relu2"}, "kv_heads needs kernel 'softmax', got 'relu2'"),
+    ({"type": "self_attention", "rotary": False, "rope_theta": 9.0}, "the default without rotary, got 9.0"),
+    ({"type": "retention", "rope_theta": 1.0}, "needs rope_theta > 1, got 1.0"),
+    ({"type": "gla", "norm_epsilon": 0.0}, "needs norm_epsilon > 0, got 0.0"),
+    ({"type": "gau", "kernel": "softmax_plus"}, "kernel 'softmax_plus' needs relative_bias false"),
+    ({"type": "flash", "t5_bias": True, "relative_bias": False}, "t5_bias needs relative_bias true, got False"),
+    ({"type": "flash", "chunk_divisor": True, "parts": "local"}, "needs parts 'both' or 'global', got 'local'"),
+    ({"type": "flash", "rotary_dim": 130}, "an even rotary_dim from 2 to key_dim, 128, got 130"),
+])  # fmt: skip
+def test_options_that_do_not_go_together_are_named(mixer, message):
+    with pytest.raises(ValueError, match=message):
+        model_of(mixer=mixer)
 
 
 def test_a_model_without_biases_has_none():

@@ -39,6 +39,7 @@ from flash_tf.layers.rotary import RotaryEmbedding
 from flash_tf.layers.scale_norm import ScaleNorm
 from flash_tf.layers.scaled_sin import ScaledSinusoidalEmbedding
 from flash_tf.layers.simple_rms_norm import SimpleRMSNorm
+from flash_tf.layers.t5_bias import T5Bias
 
 __all__ = [
     "BigBird",
@@ -71,6 +72,7 @@ __all__ = [
     "ScaledSinusoidalEmbedding",
     "SimpleRMSNorm",
     "Skyformer",
+    "T5Bias",
     "TransformerLS",
     "WeightedChunks",
 ]

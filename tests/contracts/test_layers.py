@@ -20,6 +20,7 @@ from flash_tf.layers import (
     ScaledSinusoidalEmbedding,
     ScaleNorm,
     SimpleRMSNorm,
+    T5Bias,
 )
 from flash_tf.layers.feedforward import FEEDFORWARDS
 from flash_tf.layers.mixers import MIXERS
@@ -35,14 +36,15 @@ B, N, D = 2, 37, 32
 OPTIONS = {  # of every layer that is in no registry, none at its default
     LRPE: {},
     CrossGatedAttention: {"key_dim": 6, "expansion": 3},
-    OffsetScale: {"heads": ["q", "k"], "gamma": "normal"},
+    OffsetScale: {"heads": ["q", "k"], "gamma": "normal", "use_bias": False},
     RandomFeatures: {"count": 24},
     RelativeBias: {"width": 6},
-    ResidualBlock: {"norm": "layer_norm", "dropout": 0.25, "remat": True},
+    ResidualBlock: {"norm": "layer_norm", "dropout": 0.25, "remat": True, "norm_epsilon": 1e-2, "post_norm": True},
     RotaryEmbedding: {"base": 100.0},
     ScaledSinusoidalEmbedding: {"width": 6},
     ScaleNorm: {"epsilon": 1e-2},
     SimpleRMSNorm: {},
+    T5Bias: {"window": 6, "causal": True, "scale": 2.0},
 }
 
 
@@ -138,6 +140,21 @@ def test_relative_bias_is_its_formula_of_the_distance_alone():
     want = np.sum((a1 * b1 + a2 * b2) * np.cos(distance) + (a1 * b2 - a2 * b1) * np.sin(distance), axis=-1)
     assert relative_error(to_numpy(layer(n=N)), want) < FLOAT32
     assert sum(np.prod(w.shape) for w in assigned(RelativeBias(), None)[0].weights) == 256
+
+
+BUCKETS = {  # of T5, by hand from its rule: causal or not, distance -> bucket
+    True: {0: 0, 7: 7, 15: 15, 16: 16, 20: 17, 100: 30, 129: 31, 199: 31},
+    False: {0: 0, 5: 5, 12: 9, 199: 15, -1: 17, -7: 23, -12: 25, -100: 31},
+}
+
+
+@pytest.mark.parametrize("causal", BUCKETS)
+def test_a_t5_bias_is_the_number_of_the_bucket_of_the_distance(causal):
+    layer, weights = assigned(T5Bias(200, causal, scale=3.0), None)
+    got = to_numpy(layer(n=200))
+    for distance, bucket in BUCKETS[causal].items():
+        i, j = (distance, 0) if distance >= 0 else (0, -distance)
+        assert relative_error(got[i, j], 3 * weights["table"][bucket]) < FLOAT32, distance
 
 
 @pytest.mark.parametrize("start", [65_536, 1_000_000])
@@ -290,9 +307,12 @@ def test_a_block_adds_its_inner_layer_of_the_normalised_input(norm):
     lambda: ScaledSinusoidalEmbedding(7),
     lambda: RelativeBias(7),
     lambda: RotaryEmbedding(base=1.0),
+    lambda: T5Bias(0),
     lambda: OffsetScale(["q"], gamma="zeros"),
     lambda: ResidualBlock(GLU(), dropout=1.0),
     lambda: ResidualBlock(GLU(), norm="batch_norm"),
+    lambda: ResidualBlock(GLU(), norm_epsilon=0.0),
+    lambda: ResidualBlock(GLU(), norm="simple_rms_norm", norm_epsilon=1e-3),
 ])  # fmt: skip
 def test_an_impossible_option_is_refused_in_one_line_that_says_what_came(make):
     with pytest.raises(ValueError, match=r"^[^\n]*(got|needs)[^\n]*$"):
