@@ -95,7 +95,11 @@ class SentencePieceOperators(GraphTokenizer):
 
 
 class ByteLevelOperators(GraphTokenizer):
-    """Merges of bytes, for all words of a batch at once: each turn merges the first pair of each word."""
+    """Merges of bytes, for all words of a batch at once: each turn merges the first pair of each word.
+
+    KerasHub's operators (0.32) do not stand here: they lose the character `६`, their own mark, and keep all words that
+    they have seen.
+    """
 
     # Of GPT-2, for a text that is cut before the last blank of each run: RE2 does not look ahead.
     WORD = rf"'s|'t|'re|'ve|'m|'ll|'d| ?\p{{L}}+| ?\p{{N}}+| ?[^{SPACES}\p{{L}}\p{{N}}]+|[{SPACES}]+"

@@ -275,7 +275,7 @@ def make_tokenizer(config: Config, model_dir: str, *, chief: bool, report: Calla
       report: Called with a line before a new tokenizer is trained.
 
     Raises:
-      ValueError: Its size is not the model's vocabulary size, or the chief did not make it in time.
+      ValueError: It does not fit the vocabulary, the text is too small for a new one, or the chief is too late.
     """
     if tokenizers.find(model_dir) is None and chief:
         tokenizer = _new_tokenizer(config, report)
@@ -296,8 +296,8 @@ def _new_tokenizer(config, report):
     """The config's tokenizer or `init_from`'s, else a new one."""
     data, needed = config.data, config.model["vocabulary_size"]
     trained = TokenizerConfig() if data.tokenizer is None else data.tokenizer
-    given = data.tokenizer or config.init_from
-    if isinstance(given, str):
+    given = data.tokenizer if isinstance(data.tokenizer, str) else config.init_from  # whose weights know its ids
+    if given is not None:
         return Tokenizer.load(given, needed)
     report(
         f"training a tokenizer of {needed:,} {'words' if trained.train == 'word' else 'pieces'} on the training split"

@@ -28,9 +28,7 @@ def test_a_run_with_words_is_resumed_restored_saved_and_started_from(tmp_path):
         np.testing.assert_array_equal(found.tokenizer.encode([text])[0], trained.tokenizer.encode([text])[0])
         assert found.fill_mask(f"{text} <mask>")[0][0]["text"].startswith(text)
     (tmp_path / "next").mkdir()
-    line = runs.train(
-        path, tmp_path / "next", f"init_from={tmp_path / 'preset'}", "data.tokenizer=null", "train.steps=2"
-    )
+    line = runs.train(path, tmp_path / "next", f"init_from={tmp_path / 'preset'}", "train.steps=2")
     assert f"starting from {tmp_path / 'preset'}" in line
     assert (tmp_path / "next/tokenizer.json").read_bytes() == (tmp_path / "run/tokenizer.json").read_bytes()
     with pytest.raises(ValueError, match="data.tokenizer.byte_fallback belongs to train: bpe, got train: word"):
