@@ -15,7 +15,7 @@ from tests.training import made_text, runs
 
 SMALL_VOCABULARY = 1_200
 WORDS = 268_000  # more than the vocabulary of WikiText-103
-# Those of tasks read labelled examples, and start in test_task_configs.py.
+# Configs of tasks read labelled examples, and start in test_task_configs.py.
 NAMES = [name for name in config.names() if not issubclass(objective_of(config.load(name)), TaskObjective)]
 KEPT = {name: size for name, size in SMALL.items() if name != "vocabulary_size"}
 
