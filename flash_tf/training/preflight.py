@@ -10,7 +10,7 @@ from flash_tf.config import Config
 from flash_tf.data import tokenizers
 from flash_tf.data.sources import SOURCES
 from flash_tf.training import modelling, run_directory
-from flash_tf.training.run import tokens_folder
+from flash_tf.training.run import tokenizer_of_words, tokens_folder
 from flash_tf.training.strategy import check_devices
 from flash_tf.training.tasks import Classification, objective_of
 
@@ -89,6 +89,7 @@ def _text(config):
 
 
 def _tokenizer(config, model_dir):
+    tokenizer_of_words(config)
     path = config.data.tokenizer
     if isinstance(path, str) and (model_dir is None or tokenizers.find(model_dir) is None):
         tokenizers.load(path, config.model["vocabulary_size"])

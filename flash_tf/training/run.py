@@ -19,6 +19,7 @@ from flash_tf.data.sources import SOURCES
 from flash_tf.data.stream import WindowStream
 from flash_tf.data.token_cache import TokenCache
 from flash_tf.data.tokenizer import Tokenizer
+from flash_tf.data.tokenizers import word_level
 from flash_tf.training import modelling, run_directory
 from flash_tf.training.checkpoints import Checkpoints, not_finite
 from flash_tf.training.evaluator import per_replica
@@ -295,6 +296,8 @@ def make_tokenizer(config: Config, model_dir: str, *, chief: bool, report: Calla
 def _new_tokenizer(config, report):
     """The config's tokenizer or `init_from`'s, else a new one."""
     data, needed = config.data, config.model["vocabulary_size"]
+    if (own := tokenizer_of_words(config)) is not None:
+        return own
     trained = TokenizerConfig() if data.tokenizer is None else data.tokenizer
     given = data.tokenizer if isinstance(data.tokenizer, str) else config.init_from  # whose weights know its ids
     if given is not None:
@@ -303,6 +306,20 @@ def _new_tokenizer(config, report):
         f"training a tokenizer of {needed:,} {'words' if trained.train == 'word' else 'pieces'} on the training split"
     )
     return Tokenizer.train(_documents(config), needed, data.whitespace, trained.train, trained.byte_fallback)
+
+
+def tokenizer_of_words(config: Config) -> Tokenizer | None:
+    """The tokenizer of a source that has words of its own, else None.
+
+    Raises:
+      ValueError: The words do not fit the vocabulary size, or there is another tokenizer.
+    """
+    words, where = getattr(SOURCES.build(config.data.source), "words", None), f"source {config.data.source['type']}"
+    if words is None:
+        return None
+    if config.data.tokenizer is not None:
+        raise ValueError(f"{where} has words of its own: leave data.tokenizer out")
+    return word_level.of_pieces([*word_level.SPECIAL, *words], config.model["vocabulary_size"], where=where)
 
 
 def _documents(config):

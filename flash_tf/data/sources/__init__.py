@@ -39,6 +39,7 @@ class ExampleSource(Protocol):
 
     Attributes:
       labelled: Whether a causal model gets this source's examples, and not its documents.
+      words: The words of a source of ids, by which a run's tokenizer spells them; other sources have no such attribute.
     """
 
     labelled: bool

@@ -71,6 +71,13 @@ def train(documents: Iterator[str], vocabulary_size: int, whitespace: Literal["c
     pieces = [*SPECIAL, *ranked[: vocabulary_size - len(SPECIAL)]]
     if len(pieces) + (ROOM if vocabulary_size % MULTIPLE == 0 else 0) < vocabulary_size:
         raise sampling.TooSmallError(vocabulary_size, len(pieces), "words")
+    return of_pieces(pieces, vocabulary_size, pattern)
+
+
+def of_pieces(
+    pieces: list[str], vocabulary_size: int, pattern: dict[str, Any] = BLANKS, where: str = "the vocabulary"
+) -> WordLevel:
+    """A tokenizer of these pieces, which begin with `SPECIAL`; ValueError unless they fit the vocabulary size."""
     spec = {
         "version": "1.0",
         "truncation": None,
@@ -82,4 +89,4 @@ def train(documents: Iterator[str], vocabulary_size: int, whitespace: Literal["c
         "decoder": None,
         "model": {"type": "WordLevel", "vocab": {piece: i for i, piece in enumerate(pieces)}, "unk_token": "<unk>"},
     }
-    return WordLevel(json.dumps(spec, ensure_ascii=False).encode(), vocabulary_size=vocabulary_size)
+    return WordLevel(json.dumps(spec, ensure_ascii=False).encode(), vocabulary_size=vocabulary_size, where=where)
