@@ -29,4 +29,5 @@ def add_arguments(parser) -> None:
 def run(args, log) -> None:
     from flash_tf.converting import commands
 
-    show(commands.convert(args.source, args.out, args.to, args.licence, log.progress().line), args.json)
+    done = commands.convert(args.source, args.out, args.to, args.licence, log.progress().line)
+    show(done if args.json else f"weights for {done['model']} of {done['library']} are in {done['out']}", args.json)

@@ -29,8 +29,10 @@ class Source(NamedTuple):
     about: Mapping[str, object]
 
 
-def convert(source: str, out: str, to: str, licence: str | None, report: Callable[[str], None]) -> str:
-    """Converts a model, and says in a line what is where.
+def convert(
+    source: str, out: str, to: str, licence: str | None, report: Callable[[str], None]
+) -> dict[str, str | bool]:
+    """Converts a model.
 
     Args:
       source: A public folder, a preset or a run.
@@ -38,6 +40,10 @@ def convert(source: str, out: str, to: str, licence: str | None, report: Callabl
       to: "preset" or "safetensors".
       licence: For the model card; None for what the card of `source` says.
       report: Called with a line for what the new folder lacks.
+
+    Returns:
+      `out`; `model`, the class that reads it; `library`, where that class is; `licence`; and `tokenizer`, whether there
+      is one.
 
     Raises:
       ValueError: There is no such model, or it cannot be converted. Nothing was written.
@@ -50,16 +56,17 @@ def convert(source: str, out: str, to: str, licence: str | None, report: Callabl
         report(f"the licence is unknown: {source}/{card.FILE} says none; give --licence for the model card")
     if found.model.tokenizer is None:
         report(f"{out} gets weights alone: {source} has no tokenizer that is read here")
+    about = {"licence": licence, "tokenizer": found.model.tokenizer is not None}
     origin = f"Weights of {Path(source).resolve().name}, converted by `flash-tf convert`."
     if family is not None:
         use = f"`{family.ARCHITECTURE}` of `{family.LIBRARY}` reads this folder."
         files = {card.FILE: card.card(found.model, origin, licence, found.about, use)}
         converter.save_public(found.model, out, found.public, files)
-        return f"weights for {family.ARCHITECTURE} of {family.LIBRARY} are in {out}"
+        return {"out": out, "model": family.ARCHITECTURE, "library": family.LIBRARY, **about}
     files = {card.FILE: card.card(found.model, origin, licence, found.about)}
     files |= {KEPT: json.dumps(found.public, indent=2) + "\n"} if found.public else {}
     presets.save(found.model, out, files)
-    return f"a preset of {type(found.model).__name__} is in {out}"
+    return {"out": out, "model": type(found.model).__name__, "library": "flash-tf", **about}
 
 
 def _read(source, report):

@@ -22,8 +22,8 @@ from flash_tf.registry import check_options, mixer_name
 
 WRITER = "convert"
 EMBEDDING = "embedding/embeddings"
-UNSEEN = ("causal", "block_size", "dropout", "remat", "mixer", "feedforward")  # they change nothing, or are compared
-# with all options of their own
+# They change no output, or are compared with all options of their own.
+UNSEEN = ("causal", "block_size", "dropout", "remat", "mixer", "feedforward")
 
 
 def is_public(folder: str) -> bool:

@@ -61,9 +61,12 @@ def test_the_card_of_a_run_says_data_licence_and_the_metrics_of_its_step(tmp_pat
     assert one.tokenizer.fingerprint == other.tokenizer.fingerprint
 
 
-def test_the_licence_of_a_card_is_handed_on(tmp_path):
+def test_the_licence_of_a_card_is_handed_on(tmp_path, capfd):
     source = changed(tmp_path)
     (source / "README.md").write_text("---\nlanguage: en\nlicense: 'apache-2.0'\n---\n# A model\n\nlicense: other\n")
     assert main(["convert", str(source), str(tmp_path / "preset")]) == 0
-    assert main(["convert", str(tmp_path / "preset"), str(tmp_path / "back"), "--to", "safetensors"]) == 0
+    capfd.readouterr()
+    assert main(["convert", str(tmp_path / "preset"), str(tmp_path / "back"), "--to", "safetensors", "--json"]) == 0
+    said = {"model": "LlamaForCausalLM", "library": "transformers", "licence": "apache-2.0", "tokenizer": False}
+    assert json.loads(capfd.readouterr().out) == {"out": str(tmp_path / "back"), **said}
     assert 'license: "apache-2.0"' in (tmp_path / "back" / "README.md").read_text()
