@@ -134,7 +134,9 @@ def training_parts(
 def evaluation_parts(evaluation: dict) -> list[str]:
     """The result of an evaluation, the most important first."""
     if "perplexity" not in evaluation:  # of a task
-        figures = {name: value for name, value in evaluation.items() if name not in ("step", "loss", "labels")}
+        figures = {
+            name: value for name, value in evaluation.items() if name not in ("step", "loss", "labels", "questions")
+        }
         first = f"step {evaluation['step']:,}  validation loss {evaluation['loss']:.4f}"
         return [first, *(f"{name} {value:.4f}" for name, value in figures.items())]
     words = [f"word ppl {evaluation['word_perplexity']:,.2f}"] if "word_perplexity" in evaluation else []

@@ -15,6 +15,7 @@ from flash_tf.training import metrics
 from flash_tf.training.objective import OBJECTIVES, Examples, Objective
 
 Outputs = dict[str, np.ndarray]
+NEVER = -1e9  # the logit of what cannot be
 
 
 class TaskObjective:
@@ -199,11 +200,11 @@ class Extraction(TaskObjective):
 
     def outputs(self, model, batch, training):
         logits, labels = self.read(model, batch, training), batch["labels"]
-        logits = tf.where((batch["tokens"] != self.pad_id)[..., None], logits, -1e9)
+        logits = tf.where((batch["tokens"] != self.pad_id)[..., None], logits, NEVER)
         weight = tf.cast(labels[:, 0] >= 0, tf.float32)
         targets, over = tf.maximum(labels, 0), tf.transpose(logits, [0, 2, 1])
         nll = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(targets, over), axis=1)
-        found = {"loss": nll * weight, "weight": weight}
+        found = {"loss": tf.where(weight > 0, nll, 0.0), "weight": weight}
         if training:
             return found
         return {**found, "spans": best_spans(logits, batch["words"], self.longest), "part": batch["part"][:, 0]}
@@ -230,7 +231,7 @@ class Extraction(TaskObjective):
         rows = np.split(outputs["spans"], starts[1:])
         for one, spans in zip(examples, rows, strict=False):  # fewer rows if the config limits an evaluation
             best, nothing = spans[spans[:, 0].argmax()], spans[:, 1].min()
-            score = float(best[0] - nothing)
+            score = max(float(best[0]), NEVER) - float(nothing)
             none = not np.isfinite(best[0]) or (self.config.model.get("no_answer", True) and score < 0)
             yield one, "" if none else self._text(one, int(best[2]), int(best[3])), score
 
