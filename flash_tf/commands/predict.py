@@ -5,6 +5,7 @@ Examples:
   flash-tf predict runs/sentiment reviews.tsv --out predictions.jsonl
 """
 
+import glob
 import json
 import os
 
@@ -24,12 +25,14 @@ def add_arguments(parser) -> None:
 def run(args, log) -> None:
     from flash_tf import owned_files
     from flash_tf.data.rows import placed
-    from flash_tf.data.sources.example_files import ExampleFiles
+    from flash_tf.data.sources.example_files import ExampleFiles, format_of
     from flash_tf.training.predict import predict
     from flash_tf.training.restore import restore
 
-    source = ExampleFiles(args.file, args.file)
-    (shard,) = source.shards("validation")
+    if not os.path.isfile(args.file):
+        raise ValueError(f"predict needs a file of examples, and there is no {args.file!r}")
+    source, shard = ExampleFiles(glob.escape(args.file), glob.escape(args.file)), args.file
+    format_of(shard)
     folder, name = os.path.split(args.out or "")
     if args.out is not None:  # before the work
         owned_files.check(folder or ".", [name], WRITER)

@@ -34,15 +34,15 @@ def sweep(name: str, overrides: Iterable[str], folder: str, progress: Progress) 
         raise ValueError("sweep needs a --set with values to choose from, as optimizer.learning_rate=1.0e-4,3.0e-4")
     combinations = [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
     experiments = [configs.load(name, [f"{key}={value}" for key, value in one.items()]) for one in combinations]
-    for experiment in experiments:
-        preflight.check_values(experiment)
+    values = [{key: one[key] for key in varied} for one in combinations]
+    folders = [f"{folder}/{','.join(f'{key}={value}' for key, value in one.items())}" for one in values]
+    for experiment, model_dir in zip(experiments, folders, strict=True):
+        preflight.check(experiment, model_dir)
     rows = []
-    for chosen, experiment in zip(combinations, experiments, strict=True):
-        values = {key: chosen[key] for key in varied}
-        model_dir = f"{folder}/{','.join(f'{key}={value}' for key, value in values.items())}"
+    for chosen, experiment, model_dir in zip(values, experiments, folders, strict=True):
         progress.line(f"training {model_dir}")
         loop.train(experiment, model_dir, progress)
-        rows.append({**values, "model_dir": model_dir, **_best(model_dir, experiment.evaluation.metric)})
+        rows.append({**chosen, "model_dir": model_dir, **_best(model_dir, experiment.evaluation.metric)})
     metric = experiments[0].evaluation.metric
     return {"runs": rows, "best": _best_of(rows, metric), "metric": metric}
 
