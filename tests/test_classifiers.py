@@ -130,7 +130,14 @@ def test_a_classifier_does_not_start_from_another_stack_and_stays_as_it_was(opti
     assert all((to_numpy(v.value) == x).all() for v, x in zip(model.weights, before, strict=True))
 
 
-@pytest.mark.parametrize(("cls", "options"), [(Classifier, {"classes": 2}), (Matcher, {"classes": 2}), (Regressor, {})])
+@pytest.mark.parametrize(
+    ("cls", "options"),
+    [
+        (Classifier, {"classes": 2}),
+        pytest.param(Matcher, {"classes": 2}, marks=pytest.mark.full),
+        pytest.param(Regressor, {}, marks=pytest.mark.full),
+    ],
+)
 def test_a_task_comes_from_the_preset_of_a_language_model_or_from_its_own(tmp_path, cls, options):
     source = model_of(MaskedLM, STACK, head_projection=True)
     source.save_to_preset(tmp_path / "mlm")

@@ -44,6 +44,7 @@ def test_the_classes_of_texts_pairs_and_ids_are_those_that_predict_gives(tmp_pat
         signatures["predict_pair"](text=tf.constant(["a"]), text_b=tf.constant(["a", "b"]))
 
 
+@pytest.mark.full
 def test_a_regressor_gives_numbers_for_ids_and_a_matcher_has_no_export(tmp_path):
     run = run_of(tmp_path / "regressor", {"type": "regressor"})
     _, loaded = exported(run, tmp_path / "out", ids_only=True)
