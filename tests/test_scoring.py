@@ -73,7 +73,7 @@ def test_continuations_of_any_lengths_score_as_each_alone(mixer, scorer):
     scorer = scorer if mixer == "flash" else Scorer(make(mixer))
     model, letters = scorer.model, Letters()
     draw = np.random.default_rng(5)
-    texts = ["".join(draw.choice(list("abcdefgh"), draw.integers(1, 90))) for _ in range(14)]
+    texts = ["".join(draw.choice(list("abcdefgh"), draw.integers(1, 60))) for _ in range(9)]
     pairs = [(text[: len(text) // 2], text[len(text) // 2 :]) for text in texts]
     for steps in (1, 3, 6):  # the model's own choices
         ids = [END, *letters.encode(["ab" * steps])[0]]
@@ -83,7 +83,7 @@ def test_continuations_of_any_lengths_score_as_each_alone(mixer, scorer):
         if letters.encode([spelled])[0].tolist() == ids[1:]:
             pairs.append((spelled[: 2 * steps], spelled[2 * steps :]))
     found = scorer.continuations(pairs)
-    assert len(pairs) > 14
+    assert len(pairs) > 9
     for (prefix, continuation), row in zip(pairs, found, strict=True):
         ids = [END, *letters.encode([prefix + continuation])[0]]
         want, greedy = alone(model, ids, len(continuation))
@@ -92,6 +92,7 @@ def test_continuations_of_any_lengths_score_as_each_alone(mixer, scorer):
     assert {row["greedy"] for row in found} == {True, False}
 
 
+@pytest.mark.full
 def test_a_document_is_its_prefix_and_then_the_rest(scorer):
     text = "abcdefghabcd"
     first, rest = scorer.continuations([("", text[:5]), (text[:5], text[5:])])
@@ -140,6 +141,7 @@ def test_a_long_document_scores_as_its_windows_alone(mixer):
             list(Scorer(model).documents([text]))
 
 
+@pytest.mark.full
 def test_a_long_text_is_read_in_blocks_that_hand_on_the_state(monkeypatch):
     monkeypatch.setattr(scoring, "BLOCK", 16)
     model, texts = make(), ["abcdefghij" * 5, "ab", "jihgf" * 5]
