@@ -1,8 +1,8 @@
-"""Turn weights of a public model into a preset, or a model into weights under public names.
+"""Turn public weights into a preset, or a model into weights under public names.
 
 Examples:
   flash-tf convert downloads/gpt2 presets/gpt2
-  flash-tf convert runs/llama public/llama --to safetensors --licence cc-by-sa-4.0
+  flash-tf convert runs/llama public --to safetensors --licence cc-by-sa-4.0
 """
 
 from flash_tf.commands import gives_json, show

@@ -2,7 +2,7 @@
 
 Examples:
   flash-tf lm-eval runs/lm --tasks lambada_openai,piqa
-  flash-tf lm-eval runs/lm --tasks my_task --include-path tasks --num-fewshot 5 --json
+  flash-tf lm-eval runs/lm --tasks my_task --include-path tasks --num-fewshot 5
 """
 
 import contextlib

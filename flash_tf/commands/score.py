@@ -1,4 +1,4 @@
-"""Score documents of any length, or continuations of prefixes, with a trained causal model.
+"""Score documents, or continuations of prefixes, with a trained causal model.
 
 Examples:
   flash-tf score runs/lm articles.jsonl.gz --documents key --key text --json

@@ -53,7 +53,8 @@ def test_an_export_is_announced_replaced_whole_and_nothing_else_is_overwritten(m
     tail = ", which flash-tf export did not write: give another folder, or move that file away"
     for there, said in {
         tmp_path / "thesis": f"{tmp_path}/thesis holds chapter{tail}",
-        tmp_path / "thesis/chapter": f"flash-tf export needs a folder, got the file {tmp_path}/thesis/chapter",
+        tmp_path
+        / "thesis/chapter": f"{tmp_path}/thesis/chapter needs to be a folder, and {tmp_path}/thesis/chapter is a file",
         model_dir: f"{model_dir} holds checkpoints/step-{models.STEP:08d}/complete.json{tail}",
         out: f"{out} holds notes{tail}",
     }.items():
