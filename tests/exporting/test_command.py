@@ -55,7 +55,7 @@ def test_an_export_is_announced_replaced_whole_and_nothing_else_is_overwritten(m
         tmp_path / "thesis": f"{tmp_path}/thesis holds chapter{tail}",
         tmp_path
         / "thesis/chapter": f"{tmp_path}/thesis/chapter needs to be a folder, and {tmp_path}/thesis/chapter is a file",
-        model_dir: f"{model_dir} holds checkpoints/step-{models.STEP:08d}/complete.json{tail}",
+        model_dir: f"{model_dir} holds config.yaml{tail}",
         out: f"{out} holds notes{tail}",
     }.items():
         before = runs.contents(there.parent)
