@@ -20,7 +20,7 @@ from tests.oracles import CASES, TIMED
 
 LENGTHS = (512, 2048, 8192)
 # FLASH of width 768: one head of key width 128 and value width 2 x 768.
-SIZES = {"h": 1, "s": 128, "e": 1536, "r": 128, "d": 768, "w": 4}
+SIZES = {"h": 1, "k": 1, "s": 128, "e": 1536, "r": 128, "d": 768, "w": 4}
 MANY_HEADS = {"h": 12, "s": 64, "e": 64}  # the Transformer++ of that width
 OF_MANY_HEADS = (
     "diag_attention",
@@ -40,10 +40,11 @@ OF_MANY_HEADS = (
     "random_features",
     "rotary",
     "softmax_attention",
+    "grouped_query_attention",
     "bigbird",
     "informer",
 )
-SMALL = {"b": 2, "h": 2, "s": 8, "e": 16, "r": 8, "d": 12, "m": 40, "w": 4}
+SMALL = {"b": 2, "h": 2, "k": 2, "s": 8, "e": 16, "r": 8, "d": 12, "m": 40, "w": 4}
 PARITY = 2e-5  # relative root mean square: two results, each after some hundred float32 roundings of 6e-8
 COLUMNS = ("kernel", "pass", "n", "batch", "compile s", "median ms", "GFLOP/s", "parity")
 WIDTHS = (14, 20, 8, 7, 11, 12, 10, 10)

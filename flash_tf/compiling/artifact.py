@@ -35,8 +35,6 @@ def resolve(config: Config) -> tuple[Config, Tokenizer | TokenIds]:
     config = modelling.with_masking(config)
     if objective_of(config).encoder_of(config, None) is not None:
         raise ValueError(f"an exported step reads documents, and this {config.model['type']} reads labelled examples")
-    if config.train.seed < 0:
-        raise ValueError(f"train.seed of an exported step must not be negative, got {config.train.seed}")
     if config.init_from is not None:
         raise ValueError("an exported step starts from new weights: init_from needs `flash-tf train`")
     needed, path = config.model["vocabulary_size"], config.data.tokenizer

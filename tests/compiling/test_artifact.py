@@ -176,13 +176,9 @@ def test_the_ids_without_a_tokenizer_are_those_of_one_that_is_trained(tmp_path):
         assert getattr(ids, name) == getattr(trained, name)
 
 
-def test_what_cannot_be_exported_is_refused(tmp_path):
-    for sections, line in [
-        ({"masking": {"whole_words": True}}, "masking.whole_words needs data.tokenizer"),
-        ({"train": {"seed": -1}}, "train.seed of an exported step must not be negative, got -1"),
-    ]:
-        with pytest.raises(ValueError, match=line):
-            experiment_of(tmp_path, **sections)
+def test_whole_words_without_a_tokenizer_cannot_be_exported(tmp_path):
+    with pytest.raises(ValueError, match="masking.whole_words needs data.tokenizer"):
+        experiment_of(tmp_path, masking={"whole_words": True})
 
 
 @pytest.mark.parametrize("tokens", [0, -1, 48])
@@ -199,7 +195,7 @@ def test_a_folder_that_holds_something_else_is_refused_and_left_as_it_is(exporte
     with pytest.raises(ValueError, match="holds mine.txt, which flash-tf compile did not write"):
         artifact.export("tiny", exported[0], str(tmp_path), None, lambda line: None)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
-    with pytest.raises(ValueError, match="flash-tf compile needs a folder, got the file"):
+    with pytest.raises(ValueError, match="mine.txt needs to be a folder, and .*mine.txt is a file"):
         artifact.export("tiny", exported[0], str(tmp_path / "mine.txt"), None, lambda line: None)
 
 
