@@ -283,10 +283,6 @@ def from_mapping(cls: type, values: Any, *, where: str) -> Any:
         nested = _dataclass_in(hints.get(name))
         if nested is not None and not fits(value, hints[name]):
             value = from_mapping(nested, value, where=f"{where}: {name}")
-        if isinstance(value, str) and float in (hints.get(name), *get_args(hints.get(name))) and _is_number(value):
-            raise ValueError(
-                f"{where}: {name} must be float, got {value!r} (str); YAML needs a dot, write {_with_dot(value)}"
-            )
         built[name] = tuple(value) if isinstance(value, list) and get_origin(hints.get(name)) is tuple else value
     check_options(cls, built, where=where)
     try:
@@ -299,21 +295,6 @@ def _dataclass_in(annotation):
     """The dataclass in an annotation, alone or beside null."""
     options = get_args(annotation) if get_origin(annotation) in (typing.Union, types.UnionType) else (annotation,)
     return next((one for one in options if dataclasses.is_dataclass(one)), None)
-
-
-def _is_number(text):
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _with_dot(text):
-    """A number that YAML 1.1 can read: 3e-4 -> 3.0e-4."""
-    mantissa, _, exponent = text.lower().partition("e")
-    mantissa = mantissa if "." in mantissa else f"{mantissa}.0"
-    return f"{mantissa}e{exponent if exponent[:1] in '+-' else f'+{exponent}'}" if exponent else mantissa
 
 
 def to_mapping(config: Config) -> dict:

@@ -11,7 +11,7 @@ CHARACTERS, VALUES, LEVELS = 2**18, 10_000, 32  # of a config at most; aliases c
 def load(text: str | bytes, where: str) -> Any:
     """The value of a YAML document: mappings with text as keys, lists, text, numbers, true, false and null.
 
-    `1:30` and `010` are text, and not numbers in base 60 and 8. A date is text.
+    `1:30` and `010` are text, and not numbers in base 60 and 8. A date is text. `3e-4` is a number.
 
     Args:
       text: The document; bytes are UTF-8.
@@ -79,7 +79,8 @@ class _Loader(yaml.SafeLoader):
 YAML = "tag:yaml.org,2002:"
 PLAIN = {
     "int": r"[-+]?(0|[1-9][0-9_]{0,99}|0x[0-9a-fA-F]{1,99}|0b[01]{1,99})$",
-    "float": r"([-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)([eE][-+][0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$",
+    "float": r"([-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|[0-9][0-9_]*(?=[eE]))([eE][-+]?[0-9]+)?"
+    r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$",
 }
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in known if tag.removeprefix(YAML) in ("null", "bool", "merge")]

@@ -1,8 +1,8 @@
-"""Configs that say how they differ from another."""
+"""Configs that say how they differ from another, and the numbers in them."""
 
 import pytest
 
-from flash_tf import config, config_merge
+from flash_tf import config, config_merge, strict_yaml
 from flash_tf.models.causal_lm import CausalLM
 from flash_tf.training import modelling
 
@@ -70,3 +70,13 @@ def test_a_base_that_leads_back_is_refused(tmp_path):
     second.write_text(f"base: {first}\n", encoding="utf-8")
     with pytest.raises(ValueError, match="its base leads back to this file"):
         config.load(str(first))
+
+
+@pytest.mark.parametrize(("text", "number"), [("3e-4", 3e-4), ("1E3", 1e3), (".5e-1", 0.05), ("2.e+1", 20.0), ("7", 7)])
+def test_a_number_may_have_an_exponent_without_a_dot(text, number):
+    assert config.load("quickstart", [f"optimizer.learning_rate={text}"]).optimizer.learning_rate == number
+
+
+def test_what_only_looks_like_a_number_stays_text():
+    for text in ("1:30", "010", "e5", "1e", "1e5x", "2026-11-24"):
+        assert strict_yaml.load(text, "here") == text

@@ -1,7 +1,7 @@
 """Train a config with each of some values, and compare the runs on validation.
 
 Examples:
-  flash-tf sweep glue/rte --set optimizer.learning_rate=1.0e-5,3.0e-5,1.0e-4
+  flash-tf sweep glue/rte --set optimizer.learning_rate=1e-5,3e-5,1e-4
   flash-tf sweep quickstart --set train.seed=0,1,2 --set train.steps=500 --json
 """
 

@@ -31,7 +31,7 @@ def sweep(name: str, overrides: Iterable[str], folder: str, progress: Progress) 
     choices = dict(_choices(override) for override in overrides)
     varied = [key for key, values in choices.items() if len(values) > 1]
     if not varied:
-        raise ValueError("sweep needs a --set with values to choose from, as optimizer.learning_rate=1.0e-4,3.0e-4")
+        raise ValueError("sweep needs a --set with values to choose from, as optimizer.learning_rate=1e-4,3e-4")
     combinations = [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
     experiments = [configs.load(name, [f"{key}={value}" for key, value in one.items()]) for one in combinations]
     values = [{key: one[key] for key in varied} for one in combinations]
