@@ -9,6 +9,7 @@ from flash_tf.layers import gated_unit
 from flash_tf.layers.masking import zero_padding
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero, token_positions
+from flash_tf.layers.streaming import check_streams
 from kernels_xla.common.spec import State, Tensor
 from kernels_xla.flash import decode
 from kernels_xla.flash.attention import SPEC, mixed_chunk_attention
@@ -155,6 +156,7 @@ class MixedChunkAttention(gated_unit.ChunkedUnit):
         """The next tokens of each row; see `flash_tf.layers.mixers`."""
         if not self.token_shift:
             return super().extend(x, state, positions, valid, precomputed)
+        check_streams(self, self.obstacle)
         rest, kept = self._apart(state)
         before, after = convolution.extend({"tokens": kept}, self._first_half(x), *self._taps(x), valid=valid)
         x = self._shifted(x, before)
