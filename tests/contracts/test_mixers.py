@@ -42,6 +42,7 @@ OTHER = {
     "attention": ("relu",),
     "gates": ("value", "both", "none"),
     "kv_heads": (1,),
+    "norm_epsilon": (0.1,),
     "rotary_dim": (8,),
     "summaries": ("fixed",),
     "form": ("cumsum", "matmul"),
