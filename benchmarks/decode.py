@@ -68,7 +68,7 @@ def _case(name, n, args):
     state, rng = model.initial_state(args.batch, capacity), np.random.default_rng(0)
     state = {k: _random(rng, x) for k, x in state.items()} | {"position": ops.full((args.batch,), n, "int32")}
     tokens = ops.zeros((args.batch,), "int32")
-    program = compiled(lambda tokens, state: greedy(model, tokens, state, args.tokens)[0], tokens, state)
+    program = compiled(model, lambda tokens, state: greedy(model, tokens, state, args.tokens)[0], tokens, state)
     size = sum(tf.size(x).numpy() * x.dtype.size for x in state.values()) // args.batch
     row = {"program": "decode", "model": name, "framework": "TensorFlow", "context": n, "batch": args.batch}
     row |= {"config": wanted.model, "precision": wanted.train.precision, "state_bytes": int(size)}
