@@ -53,7 +53,7 @@ class Scorer:
         stride: int | None = None,
     ):
         if not model.causal:
-            raise ValueError(f"score needs a causal language model, got {type(model).__name__}")
+            raise ValueError(f"scoring needs a causal language model, got {type(model).__name__}")
         if stride is not None and window is None:
             raise ValueError(f"a stride belongs to a window, got stride {stride} without one")
         if window is not None and not 1 <= (window if stride is None else stride) <= window:
