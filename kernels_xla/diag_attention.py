@@ -5,6 +5,7 @@ The weights are softmax (T2) or ReLU (T1, after ReLA, arXiv:2104.07012). ReLU we
 because a norm follows.
 """
 
+from collections.abc import Callable
 from typing import Literal
 
 from keras import ops
@@ -37,6 +38,7 @@ def diag_attention(
     padding_mask: Tensor | None = None,
     segment_ids: Tensor | None = None,
     offset: int | Tensor = 0,
+    dropout: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """out[i] = sum over visible j of w(q[i] . k[j] / sqrt(s)) v[j], where i // c = j // c, for each head.
 
@@ -51,6 +53,7 @@ def diag_attention(
       segment_ids: `[b, n]`, 0 at padding; a token sees its own document only. A document that starts on a multiple of c
         gets the same result as alone.
       offset: As in `softmax_attention`.
+      dropout: As in `softmax_attention`.
 
     Returns:
       `[b, n, h, e]`, in the dtype of `v`; 0 at padding.
@@ -65,7 +68,8 @@ def diag_attention(
     if ids is None:  # hides the zeros that fill the last block
         ids = ops.ones(ops.shape(v)[:2], "int32") if not causal else None
     folded = [_as_rows(fold(x, chunk_size)) for x in (q, k, v)]
-    out = _attend(*folded, None if ids is None else _as_rows(fold(ids, chunk_size)), causal, weights, offset)
+    ids = None if ids is None else _as_rows(fold(ids, chunk_size))
+    out = _attend(*folded, ids, causal, weights, offset, dropout)
     return unfold(ops.reshape(out, (ops.shape(v)[0], -1, *ops.shape(out)[1:])), n)
 
 
@@ -74,20 +78,21 @@ def _as_rows(x):
     return ops.reshape(x, (-1, *ops.shape(x)[2:]))
 
 
-def _attend(q, k, v, ids, causal, weights, offset):
+def _attend(q, k, v, ids, causal, weights, offset, dropout):
     """Attention inside each row: q, k `[b, c, h, s]`, v `[b, c, h, e]`, ids `[b, c]` or None -> `[b, c, h, e]`."""
     at = ops.arange(ops.shape(q)[1], dtype="int32") + offset
     v = v if ids is None else zero_outside(v, (ids > 0)[..., None, None])
-    return _weighted(q, k, v, attention_mask(ids, ids, at, at, causal), weights)
+    return _weighted(q, k, v, attention_mask(ids, ids, at, at, causal), weights, dropout)
 
 
-def _weighted(q, k, v, seen, weights):
+def _weighted(q, k, v, seen, weights, dropout=None):
     """Attention: q `[b, i, h, s]`, k `[b, j, h, s]`, v `[b, j, h, e]`, seen `[i, j]`, `[b, i, j]` -> `[b, i, h, e]`."""
     if weights == "softmax":
-        return attend(q, k, v, seen)
+        return attend(q, k, v, seen, dropout)
     seen = seen if len(seen.shape) == 2 else seen[:, None]
     scores = ops.einsum("bihs,bjhs->bhij", q * ops.cast(q.shape[-1] ** -0.5, q.dtype), k)
-    return ops.einsum("bhij,bjhe->bihe", zero_outside(ops.relu(scores), seen), v)
+    relu = zero_outside(ops.relu(scores), seen)
+    return ops.einsum("bhij,bjhe->bihe", relu if dropout is None else dropout(relu), v)
 
 
 def diag_attention_reference(

@@ -4,6 +4,8 @@ Source: Ainslie et al., "GQA: Training Generalized Multi-Query Transformer Model
 keys and values it is multi-query attention, Shazeer, arXiv:1911.02150.
 """
 
+from collections.abc import Callable
+
 from keras import ops
 
 from kernels_xla import softmax_attention
@@ -21,6 +23,7 @@ def grouped_query_attention(
     padding_mask: Tensor | None = None,
     segment_ids: Tensor | None = None,
     offset: int | Tensor = 0,
+    dropout: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Softmax attention in which each head of keys and values serves a group of h heads of queries.
 
@@ -34,6 +37,7 @@ def grouped_query_attention(
       padding_mask: `[b, n]`, True at real tokens.
       segment_ids: `[b, n]`, 0 at padding; a token sees its own document only.
       offset: Added to the positions that the mask compares; see `softmax_attention`.
+      dropout: As in `softmax_attention`.
 
     Returns:
       `[b, n, k, h, e]`, in the dtype of `v`; 0 at padding.
@@ -46,15 +50,15 @@ def grouped_query_attention(
     """
     at, ids = ops.arange(ops.shape(q)[1], dtype="int32") + offset, documents(padding_mask, segment_ids)
     cut = strips(ids, at, causal, softmax_attention.STRIP)
-    return ops.concatenate([_attend(q[:, i], k[:, j], v[:, j], seen) for i, j, seen in cut], axis=1)
+    return ops.concatenate([_attend(q[:, i], k[:, j], v[:, j], seen, dropout) for i, j, seen in cut], axis=1)
 
 
-def _attend(q, k, v, seen):
+def _attend(q, k, v, seen, dropout=None):
     """The h queries of a group stand one after the other, as further queries of the one head that they share."""
     b, i, heads, group, s = ops.shape(q)
     q = ops.reshape(ops.swapaxes(q, 2, 3), (b, i * group, heads, s))
     seen = None if seen is None else ops.repeat(seen, group, axis=-2)
-    out = softmax_attention.attend(q, k, v, seen)
+    out = softmax_attention.attend(q, k, v, seen, dropout)
     return ops.swapaxes(ops.reshape(out, (b, i, group, heads, v.shape[-1])), 2, 3)
 
 

@@ -3,6 +3,8 @@
 Source: Vaswani et al., "Attention Is All You Need", equation 1.
 """
 
+from collections.abc import Callable
+
 from keras import ops
 
 from kernels_xla.common import accelerator, accumulate
@@ -22,6 +24,7 @@ def softmax_attention(
     padding_mask: Tensor | None = None,
     segment_ids: Tensor | None = None,
     offset: int | Tensor = 0,
+    dropout: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Softmax attention: out[i] = sum over visible j of softmax_j(q[i] . k[j] / sqrt(s)) v[j], for each head.
 
@@ -34,6 +37,7 @@ def softmax_attention(
       segment_ids: `[b, n]`, 0 at padding; a token sees its own document only.
       offset: Added to the positions that the mask compares, which changes nothing. A zero that is known only at run
         time keeps the compiler from storing the mask in the program.
+      dropout: Sets random numbers to 0 and scales the others, as Keras' `Dropout`. It acts on the weights.
 
     Returns:
       `[b, n, h, e]`, in the dtype of `v`; 0 at padding.
@@ -46,15 +50,21 @@ def softmax_attention(
       Scores and softmax are float32. The weights, and the gradients of the scores, enter their products in the dtype of
       the inputs.
     """
-    plain = padding_mask is None and segment_ids is None and q.shape[-1] == v.shape[-1]
+    plain = padding_mask is None and segment_ids is None and dropout is None and q.shape[-1] == v.shape[-1]
     if plain and accelerator.fuses_attention(v.shape[-1], v.dtype):
         return ops.dot_product_attention(q, k, v, is_causal=causal)
     at, ids = ops.arange(ops.shape(q)[1], dtype="int32") + offset, documents(padding_mask, segment_ids)
-    out = [attend(q[:, i], k[:, j], v[:, j], seen) for i, j, seen in strips(ids, at, causal, STRIP)]
+    out = [attend(q[:, i], k[:, j], v[:, j], seen, dropout) for i, j, seen in strips(ids, at, causal, STRIP)]
     return ops.concatenate(out, axis=1)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Tensor:
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    seen: Tensor | None = None,
+    dropout: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
     """Attention of any queries to any keys, over the pairs `seen`.
 
     Args:
@@ -62,38 +72,43 @@ def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Tenso
       k: `[b, j, h, s]`.
       v: `[b, j, h, e]`.
       seen: Bool `[i, j]` or `[b, i, j]`, where i is 1 if all queries see the same keys; None for all pairs.
+      dropout: As in `softmax_attention`.
 
     Returns:
       `[b, i, h, e]`, in the dtype of `v`; 0 for a query that sees no key.
     """
     q = q * ops.cast(q.shape[-1] ** -0.5, q.dtype)
-    if seen is None:
-        return ops.custom_gradient(_with_gradient)(q, k, v)
-    seen = seen if len(seen.shape) == 2 else ops.expand_dims(seen, 1)
-    # JAX needs the mask as an argument, and it takes only floats as arguments.
-    return ops.custom_gradient(_with_gradient)(q, k, v, ops.cast(seen, "float32"))
+    masks = {}  # JAX needs them as arguments, and it takes only floats as arguments
+    if seen is not None:
+        masks["seen"] = ops.cast(seen if len(seen.shape) == 2 else ops.expand_dims(seen, 1), "float32")
+    if dropout is not None:
+        (b, i, h, _), j = ops.shape(q), ops.shape(k)[1]
+        masks["kept"] = dropout(ops.ones((b, h, i, j), v.dtype))
+    run = lambda q, k, v, *values: _with_gradient(q, k, v, **dict(zip(masks, values, strict=True)))  # noqa: E731
+    return ops.custom_gradient(run)(q, k, v, *masks.values())
 
 
-def _with_gradient(q, k, v, *mask):
+def _with_gradient(q, k, v, seen=None, kept=None):
     """The output, and gradients by hand, as in FlashAttention (Dao et al., arXiv:2205.14135, section 3.1).
 
     Derived gradients would keep the weights in float32, and read them once more to sum each row.
     """
     scores = accumulate.einsum("bihs,bjhs->bhij", q, k)
-    weights, total = (_exponentials if accelerator.on_tpu() else _softmax)(scores, *mask)
+    weights, total = (_exponentials if accelerator.on_tpu() else _softmax)(scores, seen)
     weights = ops.cast(ops.reshape(weights, ops.shape(scores)), v.dtype)
     wide = lambda x: ops.cast(x, scores.dtype)  # noqa: E731
     divided = lambda x: ops.cast(wide(x) / total, x.dtype)  # noqa: E731
-    out = divided(ops.einsum("bhij,bjhe->bihe", weights, v))
+    dropped = (lambda x: x) if kept is None else (lambda x: x * kept)
+    out = divided(ops.einsum("bhij,bjhe->bihe", dropped(weights), v))
 
     def gradient(*arguments, upstream=None):  # Keras passes it by name on JAX, by position on TensorFlow
         dout = divided(arguments[0] if upstream is None else upstream)
         own = ops.transpose(ops.sum(wide(dout) * wide(out), axis=-1), (0, 2, 1))[..., None]  # [b, h, i, 1]
-        dweights = ops.einsum("bihe,bjhe->bhij", dout, v)
+        dweights = dropped(ops.einsum("bihe,bjhe->bhij", dout, v))
         dscores = ops.cast(wide(weights) * (wide(dweights) - own), q.dtype)
         dq, dk = ops.einsum("bhij,bjhs->bihs", dscores, k), ops.einsum("bhij,bihs->bjhs", dscores, q)
-        dv = ops.einsum("bhij,bihe->bjhe", weights, dout)
-        return dq, dk, dv, *map(ops.zeros_like, mask)
+        dv = ops.einsum("bhij,bihe->bjhe", dropped(weights), dout)
+        return dq, dk, dv, *(ops.zeros_like(mask) for mask in (seen, kept) if mask is not None)
 
     return out, gradient
 

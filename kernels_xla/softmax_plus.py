@@ -5,6 +5,7 @@ https://kexue.fm/archives/9052.
 """
 
 import math
+from collections.abc import Callable
 
 from keras import ops
 
@@ -25,6 +26,7 @@ def softmax_plus(
     padding_mask: Tensor | None = None,
     segment_ids: Tensor | None = None,
     offset: int | Tensor = 0,
+    dropout: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """out[i] = sum over visible j of softmax_j(log(N[i]) / log(512) q[i] . k[j] / sqrt(s)) v[j], for each head.
 
@@ -36,6 +38,7 @@ def softmax_plus(
       padding_mask: `[b, n]`, True at real tokens.
       segment_ids: `[b, n]`, 0 at padding; a token sees its own document only.
       offset: Added to the positions that the mask compares; see `softmax_attention`.
+      dropout: As in `softmax_attention`.
 
     Returns:
       `[b, n, h, e]`, in the dtype of `v`; 0 at padding.
@@ -46,9 +49,10 @@ def softmax_plus(
     Precision:
       As `softmax_attention`. The factor is float32, and multiplies the queries.
     """
-    masks = {"causal": causal, "padding_mask": padding_mask, "segment_ids": segment_ids}
+    options = {"causal": causal, "padding_mask": padding_mask, "segment_ids": segment_ids}
+    options |= {"offset": offset, "dropout": dropout}
     seen = tokens_seen(ops.arange(ops.shape(q)[1], dtype="int32"), documents(padding_mask, segment_ids), causal)
-    return softmax_attention.softmax_attention(_sharpened(q, seen), k, v, **masks, offset=offset)
+    return softmax_attention.softmax_attention(_sharpened(q, seen), k, v, **options)
 
 
 def _sharpened(q, tokens):

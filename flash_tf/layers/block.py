@@ -8,7 +8,7 @@ import keras
 
 from flash_tf.layers.common import quantized
 from flash_tf.layers.masking import zero_padding
-from flash_tf.layers.remat import Recomputed, remat
+from flash_tf.layers.remat import Recomputed, check_recomputed, remat
 from flash_tf.layers.scale_norm import ScaleNorm
 from flash_tf.layers.simple_rms_norm import SimpleRMSNorm
 from flash_tf.layers.streaming import normalized
@@ -82,6 +82,8 @@ class ResidualBlock(Recomputed, keras.layers.Layer):
             raise ValueError(f"ResidualBlock needs 0 <= dropout < 1, got {dropout}")
         self.inner, self.kind, self.rate, self.remat, self.norm_epsilon = inner, norm, dropout, remat, norm_epsilon
         self.post_norm = post_norm
+        if remat:
+            check_recomputed(inner)
         self.norm = normalizer(norm, norm_epsilon, dtype=self.dtype_policy, name="norm")
         self.dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy, name="dropout")
         self.supports_masking, self.input_spec = True, inner.input_spec
@@ -114,6 +116,7 @@ class ResidualBlock(Recomputed, keras.layers.Layer):
         return self.norm(y) if self.post_norm else y
 
     def recomputed(self, call: Callable) -> Callable:
+        check_recomputed(self.inner)
         self.remat = True
         return call
 

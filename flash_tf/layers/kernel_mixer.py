@@ -1,5 +1,9 @@
 """The base class of mixers around one kernel: cost, state and streaming come from the kernel's `SPEC`."""
 
+import functools
+
+import keras
+
 from flash_tf.layers.mixer import Mixer
 from flash_tf.layers.streaming import check_capacity, check_streams
 from kernels_xla.common.spec import KernelSpec, State
@@ -15,6 +19,7 @@ class KernelMixer(Mixer):
     align = 1
     most_heads = 12  # by default
     grows = False
+    attention_dropout = 0.0
 
     @property
     def spec(self) -> KernelSpec:
@@ -44,6 +49,19 @@ class KernelMixer(Mixer):
             got = f"got heads {self.heads}, width {self.width}"
             raise ValueError(f"{type(self).__name__}: heads must divide the width{parts}, {got}")
         self.heads = heads
+
+    def set_dropout(self, rate: float) -> None:
+        """Drops attention weights at that rate in training, by a layer `dropout`."""
+        if not 0 <= rate < 1:
+            raise ValueError(f"{type(self).__name__} needs 0 <= attention_dropout < 1, got {rate}")
+        self.attention_dropout = rate
+        self.dropout = keras.layers.Dropout(rate, dtype=self.dtype_policy, name="attention_dropout")
+
+    def training_options(self, training: bool | None) -> dict:
+        """Options of the kernel beside `case`, for training alone."""
+        if not (training and self.attention_dropout):
+            return {}
+        return {"dropout": functools.partial(self.dropout, training=True)}
 
     def projection_flops(self) -> int:
         """FLOPs of all products with weights, for one token."""

@@ -37,7 +37,8 @@ class LinearMixer(KernelMixer):
         x, padding_mask = zero_padding(x, padding_mask, segment_ids, mask)
         positions = token_positions(x, segment_ids) if positions is None else positions
         inputs, rest = self.enter(x, positions)
-        out = self.spec.fast(**inputs, **self.case, padding_mask=padding_mask, segment_ids=segment_ids)
+        options = {**self.case, **self.training_options(training)}
+        out = self.spec.fast(**inputs, **options, padding_mask=padding_mask, segment_ids=segment_ids)
         return self.leave(out, rest)
 
     def build_heads(self, x_shape: tuple, multiple: int, use_bias: bool = True) -> None:

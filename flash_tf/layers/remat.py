@@ -43,6 +43,14 @@ def remat(function: Callable) -> Callable:
     return run
 
 
+def check_recomputed(layer: keras.layers.Layer) -> None:
+    """Raises a ValueError if the layer drops numbers: a second pass would draw others."""
+    for one in layer._flatten_layers():
+        if isinstance(one, keras.layers.Dropout) and one.rate:
+            name = type(layer).__name__
+            raise ValueError(f"{name} needs {one.name} 0 to be recomputed in the backward pass, got {one.rate}")
+
+
 class Recomputed:
     """A base of layers, before `keras.layers.Layer`: `keras.RematScope` recomputes such a layer as a whole.
 
@@ -59,4 +67,5 @@ class Recomputed:
 
     def recomputed(self, call: Callable) -> Callable:
         """`call(x, ...)`, recomputed in the backward pass."""
+        check_recomputed(self)
         return lambda x, *args, **kwargs: remat(lambda x: call(x, *args, **kwargs))(x)

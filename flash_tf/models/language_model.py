@@ -204,7 +204,7 @@ class LanguageModel(Recomputed, keras.Model):
     def recomputed(self, call: Callable) -> Callable:
         self.remat = True
         for block in self.blocks:
-            block.remat = True
+            block.recomputed(call)
         return call
 
     def embed(self, token_ids: Tensor, positions: Tensor, token_type_ids: Tensor | None = None) -> Tensor:

@@ -30,6 +30,7 @@ class DiagAttention(LinearMixer):
       causal: Whether position i may read only positions <= i.
       attention: "softmax", or "relu", followed by `x / (||x|| / sqrt(d))` before W_o.
       lrpe: Whether queries and keys are rotated by position at learned frequencies; see `flash_tf.layers.lrpe`.
+      attention_dropout: Dropout rate of the attention weights in training; it needs no recomputation.
       **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:
@@ -56,6 +57,7 @@ class DiagAttention(LinearMixer):
         causal: bool = False,
         attention: str = "softmax",
         lrpe: bool = True,
+        attention_dropout: float = 0.0,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -63,6 +65,7 @@ class DiagAttention(LinearMixer):
         if attention not in ("softmax", "relu"):
             raise ValueError(f"DiagAttention: attention must be 'softmax' or 'relu', got {attention!r}")
         self.heads, self.chunk_size, self.causal, self.attention, self.lrpe = heads, chunk_size, causal, attention, lrpe
+        self.set_dropout(attention_dropout)
 
     def build(self, x_shape: tuple) -> None:
         self.build_heads(x_shape, multiple=2 if self.lrpe else 1)

@@ -37,6 +37,7 @@ class MultiHeadSelfAttention(KernelMixer):
       kv_heads: Heads of keys and values, which must divide `heads`: grouped-query attention, for "softmax" alone. None
         for as many as queries have.
       rope_theta: The longest wavelength of the rotation over 2 pi; it needs `rotary`.
+      attention_dropout: Dropout rate of the attention weights in training; it needs a softmax, and no recomputation.
       **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:
@@ -67,6 +68,7 @@ class MultiHeadSelfAttention(KernelMixer):
         use_bias: bool = True,
         kv_heads: int | None = None,
         rope_theta: float = ROPE_THETA,
+        attention_dropout: float = 0.0,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -80,7 +82,10 @@ class MultiHeadSelfAttention(KernelMixer):
         if rope_theta <= 1 or (not rotary and rope_theta != ROPE_THETA):
             needed = "MultiHeadSelfAttention needs rope_theta > 1, and the default without rotary"
             raise ValueError(f"{needed}, got {rope_theta} with rotary {rotary}")
+        if attention_dropout and kernel not in SOFTMAX:
+            raise ValueError(f"MultiHeadSelfAttention: attention_dropout needs a softmax, got kernel {kernel!r}")
         self.gated, self.use_bias, self.kv_heads, self.rope_theta = gated, use_bias, kv_heads, rope_theta
+        self.set_dropout(attention_dropout)
 
     def build(self, x_shape: tuple) -> None:
         self.set_heads(x_shape, multiple=2 if self.rotary else 1)
@@ -119,7 +124,7 @@ class MultiHeadSelfAttention(KernelMixer):
         attend = self.spec.fast if self.kernel in SOFTMAX else gau_attention
         q, k, v, *gate = self._project(x, positions)
         masks = {"padding_mask": padding_mask, "segment_ids": segment_ids, "offset": runtime_zero(positions)}
-        out = attend(q, k, v, causal=self.causal, **masks)
+        out = attend(q, k, v, causal=self.causal, **masks, **self.training_options(training))
         return self._leave(out, gate)
 
     def _project(self, x, positions):
