@@ -1,27 +1,73 @@
-"""Softmax attention where Keras has it in one kernel is the same function."""
+"""Softmax attention as one kernel of cuDNN is the same function, and is used where the kernel runs."""
 
 import keras
+import numpy as np
 import pytest
+from keras import ops
 
-from kernels_xla.common import accelerator
+from kernels_xla.common import accelerator, cudnn
 from kernels_xla.softmax_attention import SPEC, softmax_attention
 from tests.backends import call, differentiate
-from tests.numerics import FLOAT32, SIZES, inputs, masks, relative_error
+from tests.numerics import BFLOAT16, BFLOAT16_LAYER, FLOAT32, SIZES, inputs, masks, relative_error
 from tests.oracles import CASES
 
+ON_JAX = keras.config.backend() == "jax"
+HAS_KERNEL = not ON_JAX and cudnn.runs_here()
+SHAPE = (2, 256, 4, 64)
 
+
+@pytest.fixture
+def fuses(monkeypatch):
+    monkeypatch.setattr(accelerator, "fuses_attention", lambda shape, dtype: True)
+
+
+@pytest.mark.skipif(not ON_JAX, reason="Keras has the kernel's function on JAX alone")
 @pytest.mark.parametrize("case", CASES["softmax_attention"], ids=str)
 def test_keras_own_attention_is_ours_in_value_and_every_gradient(case, monkeypatch):
     arrays = inputs(SPEC, e=SIZES["s"])
     ours = differentiate(softmax_attention, case, arrays)
-    monkeypatch.setattr(accelerator, "fuses_attention", lambda width, dtype: True)
+    monkeypatch.setattr(accelerator, "fuses_attention", lambda shape, dtype: True)
     for name, fused in differentiate(softmax_attention, case, arrays).items():
         assert relative_error(fused, ours[name]) < FLOAT32, name
 
 
-def test_other_masks_and_wider_values_are_not_left_to_it(monkeypatch):
-    monkeypatch.setattr(accelerator, "fuses_attention", lambda width, dtype: True)
-    monkeypatch.setattr(keras.ops, "dot_product_attention", None)  # whoever calls it, fails
+@pytest.mark.skipif(not HAS_KERNEL, reason="needs a GPU that TensorFlow sees, from Ampere on")
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("n", [96, 256, 1000])
+def test_the_kernel_in_tensorflow_is_ours_in_value_and_every_gradient(n, causal, compiled):
+    import tensorflow as tf
+
+    random = np.random.default_rng(0)
+    q, k, v, dout = (tf.constant(random.normal(size=(2, n, 4, 64)), tf.bfloat16) for _ in range(4))
+    assert accelerator.fuses_attention(tuple(q.shape), q.dtype)
+
+    def both(q, k, v, dout):
+        with tf.GradientTape() as tape:
+            tape.watch([q, k, v])
+            out = softmax_attention(q, k, v, causal=causal)
+        return [out, *tape.gradient(out, [q, k, v], dout)]
+
+    fused = tf.function(both, jit_compile=compiled)(q, k, v, dout)
+    with accelerator.tracing_for("gpu"):
+        exact = both(*(tf.cast(x, tf.float32) for x in (q, k, v, dout)))
+    for name, one, other in zip(("q", "k", "v"), fused[1:], exact[1:], strict=True):
+        assert relative_error(one, other) < BFLOAT16_LAYER, name
+    assert relative_error(fused[0], exact[0]) < BFLOAT16
+
+
+@pytest.mark.skipif(ON_JAX or HAS_KERNEL, reason="asks TensorFlow without the kernel")
+def test_tensorflow_reads_the_programs_and_lacks_only_the_gpu():
+    import tensorflow as tf
+
+    q = tf.zeros(SHAPE, tf.bfloat16)
+    for causal in (False, True):
+        with pytest.raises(tf.errors.OpError, match=r"platform CPU is not among the platforms required .*CUDA"):
+            tf.function(lambda q: cudnn.attention(q, q, q, causal), jit_compile=True)(q)  # noqa: B023
+
+
+def test_other_masks_and_wider_values_are_not_left_to_it(fuses, monkeypatch):
+    monkeypatch.setattr(cudnn, "attention", None)  # whoever calls it, fails
     given = inputs(SPEC, e=SIZES["s"])
     call(softmax_attention, {"causal": True}, inputs(SPEC))  # values wider than queries
     for layout in ("padded", "packed"):
@@ -30,13 +76,35 @@ def test_other_masks_and_wider_values_are_not_left_to_it(monkeypatch):
         call(softmax_attention, {"causal": True}, given)
 
 
+@pytest.mark.skipif(HAS_KERNEL, reason="this machine has it")
 def test_a_cpu_has_no_such_kernel():
-    assert not any(accelerator.fuses_attention(64, dtype) for dtype in ("bfloat16", "float16", "float32"))
+    assert not any(accelerator.fuses_attention(SHAPE, dtype) for dtype in ("bfloat16", "float16", "float32"))
 
 
-def test_it_is_asked_of_a_gpu_for_what_cudnn_takes(monkeypatch):
-    monkeypatch.setattr(keras.config, "backend", lambda: "jax")
+@pytest.fixture
+def on_gpu(monkeypatch):
     monkeypatch.setattr(keras.distribution, "list_devices", lambda: ["gpu:0"])
+    monkeypatch.setattr(cudnn, "runs_here", lambda: True)
+
+
+def test_it_is_asked_of_a_gpu_for_what_cudnn_takes(on_gpu):
     takes = [(width, dtype) for width in (12, 64, 128, 136) for dtype in ("bfloat16", "float16", "float32", "float64")]
-    found = {case for case in takes if accelerator.fuses_attention(*case)}
+    found = {(s, dtype) for s, dtype in takes if accelerator.fuses_attention((2, 256, 4, s), dtype)}
     assert found == {(width, dtype) for width in (64, 128) for dtype in ("bfloat16", "float16")}
+
+
+def test_it_is_not_asked_for_unknown_sizes_other_machines_and_who_turned_it_off(on_gpu, monkeypatch):
+    assert accelerator.fuses_attention(SHAPE, "bfloat16")
+    assert not accelerator.fuses_attention((None, *SHAPE[1:]), "bfloat16")
+    for machine in ("gpu", "tpu", "lite"):
+        with accelerator.tracing_for(machine):
+            assert not accelerator.fuses_attention(SHAPE, "bfloat16")
+    monkeypatch.setattr(keras.config, "is_flash_attention_enabled", lambda: False)
+    assert not accelerator.fuses_attention(SHAPE, "bfloat16")
+
+
+def test_a_model_with_batches_of_any_size_is_traced_without_it(on_gpu, monkeypatch):
+    monkeypatch.setattr(cudnn, "attention", None)
+    q = keras.Input((256, 4, 64), dtype="bfloat16")
+    assert keras.Model(q, keras.layers.Lambda(lambda q: softmax_attention(q, q, q))(q)).output_shape[1:] == (256, 4, 64)
+    assert ops.shape(q)[0] is None

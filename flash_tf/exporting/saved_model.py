@@ -17,6 +17,7 @@ from flash_tf.exporting.tasks import SERVED, ServedTask
 from flash_tf.registry import mixer_name
 from flash_tf.training import run_directory
 from flash_tf.training.restore import Trained
+from kernels_xla.common.accelerator import tracing_for
 
 WRITER = "flash-tf export"
 EXTRA, ABOUT, LITE = "assets.extra", "export.json", "model.tflite"
@@ -69,7 +70,8 @@ def export(run: Trained, out: str, options: Options, report: Callable[[str], Non
       ValueError: The folder holds something else, the options do not fit the model, or TensorFlow Lite lacks an
         operator.
     """
-    with owned_files.replacing(os.path.expanduser(out), WRITER, _older) as folder:
+    # A server may have another accelerator than this machine, so the program has no kernels of this one.
+    with tracing_for("gpu"), owned_files.replacing(os.path.expanduser(out), WRITER, _older) as folder:
         return _write(run, folder, options, report)
 
 

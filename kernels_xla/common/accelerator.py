@@ -5,6 +5,8 @@ from collections.abc import Iterator
 
 import keras
 
+from kernels_xla.common import cudnn
+
 _chosen: list[str] = []
 
 
@@ -38,16 +40,20 @@ def on_lite() -> bool:
     return bool(_chosen) and _chosen[-1] == "lite"
 
 
-def fuses_attention(width: int, dtype) -> bool:
-    """Whether Keras runs softmax attention as one kernel here: cuDNN's, on JAX, from Ampere GPUs on, in 16 bits.
+def fuses_attention(shape: tuple[int | None, ...], dtype) -> bool:
+    """Whether softmax attention runs as one kernel here: cuDNN's, from Ampere GPUs on, in 16 bits.
 
-    TensorFlow has no such operator.
+    `keras.config.disable_flash_attention()` turns it off. A program that is traced for another machine is without it.
 
     Args:
-      width: Width of a head. The kernel takes multiples of 8 up to 128.
-      dtype: Dtype of queries, keys and values.
+      shape: `[b, n, h, s]` of queries, keys and values. The kernel takes an s that is a multiple of 8 up to 128, and
+        TensorFlow needs all sizes to be static.
+      dtype: Their dtype.
     """
-    takes = width % 8 == 0 and width <= 128 and keras.backend.standardize_dtype(dtype) in ("bfloat16", "float16")
-    if keras.config.backend() != "jax" or not takes:
+    width, half = shape[-1], keras.backend.standardize_dtype(dtype) in ("bfloat16", "float16")
+    if _chosen or None in shape or width % 8 or width > 128 or not half:
         return False
-    return any(name.startswith(("gpu", "cuda")) for name in keras.distribution.list_devices())
+    if keras.config.is_flash_attention_enabled() is False:
+        return False
+    gpu = any(name.startswith(("gpu", "cuda")) for name in keras.distribution.list_devices())
+    return gpu and (keras.config.backend() == "jax" or cudnn.runs_here())
