@@ -51,6 +51,8 @@ def train(
     """
     config = config if dataset is None else given.with_examples(config, model_dir, dataset)
     config = preflight.check(config, model_dir)
+    if config.train.deterministic:
+        tf.config.experimental.enable_op_determinism()
     strategy = make_strategy(config.strategy, progress.line)
     with workers.together(strategy), Owner(model_dir if is_chief(strategy) else None, progress.line) as owner:
         begins()

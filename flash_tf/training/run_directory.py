@@ -19,6 +19,7 @@ RUN = "run.json"
 PACKAGES = ("flash-tf", "tensorflow", "keras", "tensorflow-text", "tensorflow-datasets", "tf-models-official", "numpy")
 MAY_CHANGE = (  # options that may differ between two starts of one run
     "train.steps_per_loop",
+    "train.deterministic",
     "train.checkpoint_every",
     "train.keep",
     "train.jit_compile",

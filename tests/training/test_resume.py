@@ -170,3 +170,15 @@ def test_a_run_that_is_killed_twenty_times_equals_one_that_is_not(tmp_path):
     runs.finish(whole)
     assert len(runs.losses(tmp_path / "whole")) == 60
     runs.same(tmp_path / "whole", tmp_path / "killed")
+
+
+@pytest.mark.full
+def test_deterministic_operators_give_the_losses_of_the_others_on_a_cpu(tmp_path):
+    runs.corpus(tmp_path)
+    path = runs.write(tmp_path, model={"depth": 1}, train={"steps": 6, "steps_per_loop": 3})
+    for name in ("false", "true"):
+        done = runs.command(
+            tmp_path, "train", path, "--model-dir", tmp_path / name, "--set", f"train.deterministic={name}"
+        )
+        assert done[0] == 0, done
+    assert runs.losses(tmp_path / "true") == runs.losses(tmp_path / "false")
