@@ -150,9 +150,9 @@ def test_the_rms_of_all_heads_together_is_one():
     (lambda: LinearAttention(features="relu2"), "LinearAttention: features must be one of 'shifted_relu', 'relu', "
      "'elu_plus_one', 'elu', 'softplus', 'favor', got 'relu2'"),
     (lambda: LinearAttention(normalizer="mean"),
-     "LinearAttention: normalizer must be one of 'sum', 'rms', got 'mean'"),
+     "LinearAttention: normalizer must be one of 'sum', 'rms', 'none', got 'mean'"),
     (lambda: LinearAttention(features="elu"),
-     "LinearAttention: features 'elu' may be negative and need normalizer 'rms', got 'sum'"),
+     "LinearAttention: features 'elu' may be negative and need normalizer 'rms' or 'none', got 'sum'"),
     (lambda: LinearAttention(features="favor", normalizer="rms"),
      "LinearAttention: features 'favor' need normalizer 'sum' and no lrpe, got normalizer 'rms'"),
     (lambda: LinearAttention(random_features=64),

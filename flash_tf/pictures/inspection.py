@@ -12,17 +12,19 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from flash_tf.pictures import attention_maps, page, style
 from flash_tf.pictures.attention_maps import Part
 from flash_tf.pictures.formulas import array, bias_of
+from flash_tf.pictures.measures import accumulated, dead, distance, row_sums
+from flash_tf.pictures.overview import DEAD, first_part, overview, share_axis, table
 from flash_tf.registry import mixer_name
 
 LONGEST = 1024  # tokens: the maps of more would take gigabytes, and nobody can read them
 HEADS = 12  # maps of single heads at most, six in a row
 LABELS, FEW = 40, 32  # tokens that a map may name; tokens that it names of a longer text
-UNSEEN, DEAD = "#DDDDDD", "#000000"
+UNSEEN = "#DDDDDD"
 # Inches: a map; rows that hold a title and maps, further maps, maps of single heads, lines.
 MAP, MAP_ROW, NEXT_ROW, STRIP_ROW, LINES_ROW = 3.05, 5.0, 4.15, 1.8, 2.4
 COLUMN = 4.85  # from a map to the next
@@ -35,7 +37,9 @@ NOTES = (
     "Share: the length of a part's contribution to a token's output over the sum of all parts' lengths, as a mean over "
     "tokens, without the output's bias. Row sum: the sum of a query's weights, as a median over queries and heads. "
     "Dead rows: queries that see tokens and give all of them the weight zero, as relu² can. Distance: tokens between "
-    "query and key, weighted by the absolute weights. Output/input: root mean square of the mixer's output over the "
+    "query and key, weighted by the absolute weights. Accumulated score: the share of a query's absolute weights that "
+    "lies on a neighbourhood, as a mean over queries and heads; `within 10%` is the score on the tenth of the text "
+    "around the query (TransNormer, section 3.2). Output/input: root mean square of the mixer's output over the "
     "root mean square of the stream that it is added to."
 )
 
@@ -62,23 +66,6 @@ class Layer:
         lengths = np.stack([np.linalg.norm(part.output, axis=-1) for part in self.parts])
         total = lengths.sum(axis=0)
         return lengths / np.where(total > 0, total, 1)
-
-
-def row_sums(part: Part) -> np.ndarray:
-    """The sum of each query's weights, `[h, n]`."""
-    return part.weights.sum(axis=-1)
-
-
-def dead(part: Part) -> np.ndarray:
-    """Queries `[h, n]` that see tokens and give all of them the weight zero."""
-    return (part.weights == 0).all(axis=-1) & part.seen.any(axis=-1)
-
-
-def distance(part: Part) -> float | None:
-    """Mean distance |i - j| in tokens, weighted by the absolute weights; None if all weights are zero."""
-    at, weights = np.arange(len(part.seen)), np.abs(part.weights).sum(axis=0)
-    total = weights.sum()
-    return float((weights * np.abs(at[:, None] - at)).sum() / total) if total > 0 else None
 
 
 def encode(tokenizer, text: str, *, masks: bool, longest: int) -> tuple[np.ndarray, int]:
@@ -155,6 +142,7 @@ def summary(layer: Layer) -> dict:
                 "row_sum": float(np.median(row_sums(part))),
                 "dead_rows": float(dead(part).mean()),
                 "distance": distance(part),
+                "accumulated": accumulated(part),
             }
             for part, share in zip(layer.parts, means, strict=True)
         },
@@ -330,89 +318,7 @@ def _shares(axes, layer):
     edges = np.repeat(np.arange(shares.shape[1] + 1) - 0.5, 2)[1:-1]
     names, colours = [part.name for part in layer.parts], style.COLOURS[: len(shares)]
     axes.stackplot(edges, np.repeat(shares, 2, axis=1), labels=names, colors=colours)
-    _share_axis(axes)
-
-
-def _share_axis(axes):
-    axes.set_axisbelow(False)
-    axes.grid(axis="y", color="white", linewidth=0.6, alpha=0.6)
-    axes.set_ylim(0, 1)
-    axes.yaxis.set_major_formatter(PercentFormatter(1))
-    axes.set_title("parts of the output", fontsize=9, loc="left")
-    axes.set_ylabel("share of the output", fontsize=8)
-    axes.legend(fontsize=7, frameon=False, ncols=2, loc="lower right", bbox_to_anchor=(1, 1), borderpad=0.2)
-
-
-def overview(summaries: Sequence[dict], sums_of_rows: Sequence[np.ndarray], text: str) -> Figure:
-    """All layers: shares, if there are several parts, row sums of the first part, and its dead rows.
-
-    Args:
-      summaries: One for each layer.
-      sums_of_rows: The row sums of each layer's first part.
-      text: The text that the model read.
-    """
-    layers, parts = [one["layer"] for one in summaries], list(summaries[0]["parts"])
-    drawn, cells = style.figure(1, 3 if len(parts) > 1 else 2, 3.6)
-    style.title(drawn, "All layers")
-    drawn.supxlabel(
-        style.literal(f"text: {style.shortened(' '.join(text.split()), 120)}"), fontsize=8, color=style.GREY
-    )
-    *left, sums, silent = cells[0]
-    if left:
-        bottom = np.zeros(len(layers))
-        for part, colour in zip(parts, style.COLOURS, strict=False):
-            share = np.array([one["parts"][part]["share"] for one in summaries])
-            left[0].bar(layers, share, bottom=bottom, color=colour, label=part)
-            bottom += share
-        _share_axis(left[0])
-    _row_sums_of_layers(sums, layers, sums_of_rows)
-    sums.set_title(f"{parts[0]}: sums of rows, median and 10 to 90%", fontsize=9, loc="left")
-    sums.set_ylabel("sum of a query's weights", fontsize=8)
-    shares = [one["parts"][parts[0]]["dead_rows"] for one in summaries]
-    silent.bar(layers, shares, color=DEAD)
-    silent.set_ylim(0, max(0.05, silent.get_ylim()[1]))
-    silent.yaxis.set_major_formatter(PercentFormatter(1))
-    silent.set_title(f"{parts[0]}: dead rows", fontsize=9, loc="left")
-    silent.set_ylabel("share of the queries", fontsize=8)
-    if not any(shares):
-        silent.text(0.5, 0.5, "none", transform=silent.transAxes, ha="center", color=style.GREY)
-    for axes in cells[0]:
-        axes.set_xlabel("layer")
-        axes.set_xlim(min(layers) - 0.6, max(layers) + 0.6)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10, min_n_ticks=1))
-    return drawn
-
-
-def _row_sums_of_layers(axes, layers, sums_of_rows):
-    """On a logarithmic axis where layers differ much; a layer whose weights are all zero is a cross at the bottom."""
-    low, middle, high = (np.array([np.quantile(one, q) for one in sums_of_rows]) for q in (0.1, 0.5, 0.9))
-    alive, at = middle > 0, np.array(layers)
-    ends = [(middle - low)[alive], (high - middle)[alive]]
-    axes.errorbar(at[alive], middle[alive], ends, fmt="o", color=style.COLOURS[0], capsize=3)
-    if alive.any() and middle[alive].max() > 10 * middle[alive].min():
-        style.logarithmic(axes)
-    else:
-        axes.set_ylim(bottom=0, top=None if alive.any() else 1)
-    if not alive.all():
-        look = {"color": DEAD, "ms": 7, "mew": 2, "clip_on": False}
-        axes.plot(at[~alive], np.zeros(sum(~alive)), "x", **look, transform=axes.get_xaxis_transform())
-
-
-def table(summaries: Sequence[dict]) -> tuple[list[str], list[list[str]]]:
-    """The figures of all layers: heading and rows."""
-    parts = list(summaries[0]["parts"])
-    spelt = lambda value, pattern: "-" if value is None else format(value, pattern)  # noqa: E731
-    head, rows = ["layer"], [[str(one["layer"])] for one in summaries]
-    columns = (("share", ".1%"), ("row_sum", ".2e"), ("dead_rows", ".1%"), ("distance", ".1f"))
-    for name, pattern in columns if len(parts) > 1 else columns[1:]:
-        for part in parts if name in ("share", "distance") else parts[:1]:
-            head.append(f"{part} {name.replace('_', ' ')}" if len(parts) > 1 else name.replace("_", " "))
-            for row, one in zip(rows, summaries, strict=True):
-                row.append(spelt(one["parts"][part][name], pattern))
-    head += ["output/input", "error"]
-    for row, one in zip(rows, summaries, strict=True):
-        row += [f"{one['output_over_input']:.2g}", f"{one['disagreement']:.0e}"]
-    return head, rows
+    share_axis(axes)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -502,7 +408,9 @@ def _notes(read, total, named, blind, summaries):
         notes.append(f"Maps name tokens {named.start} to {last} of {read:,}; --start and --tokens choose others.")
     if blind:
         notes.append(f"The {blind[0]} part sees nothing in so short a text: it reads the chunks before a token's own.")
-    first = next(iter(summaries[0]["parts"]))
-    if all_dead := [str(one["layer"]) for one in summaries if one["parts"][first]["dead_rows"] == 1]:
-        notes.append(f"All weights are zero: {first} attention of layer {', '.join(all_dead)}.")
+    for first in dict.fromkeys(map(first_part, summaries)):
+        own = [one for one in summaries if first_part(one) == first]
+        if all_dead := [str(one["layer"]) for one in own if one["parts"][first]["dead_rows"] == 1]:
+            what = first if first == "attention" else f"{first} attention"
+            notes.append(f"All weights are zero: {what} of layer {', '.join(all_dead)}.")
     return notes

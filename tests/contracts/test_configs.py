@@ -47,6 +47,8 @@ MIDDLE = {**SMALL, "width": 384, "key_dim": 128, "chunk_size": 64, "n": 256}
 # Under the appendix's scale the relative bias alone decides the first scores. A layer with a negative bias has no local
 # attention until training has moved it; `tests/test_quickstart.py` holds that this one learns.
 SLOW_TO_WAKE = {"quickstart"}
+# Without a denominator, the sums over a text drown what stands beside them: its paper shows that it does not train.
+UNBOUNDED = {"transnormer_ablations/one_plus_elu_without_scaling"}
 
 
 def described(name, overrides=()):
@@ -226,7 +228,7 @@ def dead(loaded, model):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", sorted(set(config.names()) - SLOW_TO_WAKE))
+@pytest.mark.parametrize("name", sorted(set(config.names()) - SLOW_TO_WAKE - UNBOUNDED))
 def test_every_config_at_middle_size_is_alive_at_initialisation(name):
     loaded = shrunk(name, MIDDLE, "train.precision=float32")
     assert dead(loaded, made(loaded)) == []

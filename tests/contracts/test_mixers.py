@@ -38,7 +38,7 @@ OTHER = {
     "divisor": ("length", 5),
     "activation": ("silu",),
     "features": ("relu", "elu_plus_one", "softplus", "elu", "favor"),
-    "normalizer": ("rms",),
+    "normalizer": ("rms", "none"),
     "attention": ("relu",),
     "gates": ("value", "both", "none"),
     "kv_heads": (1,),

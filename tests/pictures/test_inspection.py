@@ -11,7 +11,7 @@ from matplotlib.image import imread
 
 from flash_tf.models.causal_lm import CausalLM
 from flash_tf.models.masked_lm import MaskedLM
-from flash_tf.pictures import inspection
+from flash_tf.pictures import inspection, measures
 from flash_tf.pictures.formulas import array
 from tests import tiers
 from tests.numerics import FLOAT32, FLOAT64, relative_error
@@ -105,8 +105,33 @@ def test_a_layer_whose_bias_silences_every_pair_is_dead_and_said_to_be():
 def test_dead_rows_are_those_of_live_queries_alone():
     weights = np.array([[[0, 0, 0], [1, 0, 0], [0, 0, 0.0]]])
     part = inspection.Part("attention", weights, np.tri(3, k=-1, dtype=bool), np.zeros((3, 2)))
-    assert inspection.dead(part).tolist() == [[False, False, True]]  # the first sees nothing
-    assert inspection.distance(part) == 1
+    assert measures.dead(part).tolist() == [[False, False, True]]  # the first sees nothing
+    assert measures.distance(part) == 1
+
+
+def scores_of(weights):
+    return measures.accumulated(inspection.Part("attention", weights, np.ones([10, 10], bool), np.zeros((10, 2))))
+
+
+def test_accumulated_scores_are_the_weights_on_the_tokens_around_a_query():
+    assert scores_of(np.ones([2, 10, 10])) == pytest.approx(measures.RATIOS)
+    assert scores_of(np.eye(10)[None]) == [1.0] * 10
+    one = np.zeros([1, 10, 10])
+    one[0, 5, 8] = -2.0  # the only weight; token 8 is among the seven tokens around 5, 2 to 8
+    assert scores_of(one) == [0.0] * 6 + [1.0] * 4
+    assert scores_of(np.zeros([1, 10, 10])) is None
+    without = np.ones([1, 10, 10]) * (np.arange(10) > 4)[:, None]  # queries without weights do not count
+    assert scores_of(without) == pytest.approx(measures.RATIOS)
+
+
+def test_layers_of_different_mixers_are_in_one_table_and_picture():
+    both = [FLASH, {"type": "diag_attention", "heads": 2, "chunk_size": 8}]
+    found = inspection.read(model("flash", mixer=both), Letters(), "abcdefghijkl" * 5, longest=64)
+    head, *rows = (line.split("  ") for line in found.text().splitlines())
+    assert "local within 10%" in [one.strip() for one in head] and "attention within 10%" in [
+        one.strip() for one in head
+    ]
+    assert [set(one["parts"]) for one in found.summaries] == [{"local", "global"}, {"attention"}]
 
 
 @pytest.mark.parametrize("name", tiers.thinned(list(MODELS), "flash", "transformer"))

@@ -24,7 +24,7 @@ FEATURES = {  # "favor" is a layer
     "elu": ops.elu,
     "softplus": ops.softplus,
 }
-NORMALIZERS = ("sum", "rms")
+NORMALIZERS = ("sum", "rms", "none")
 FORMS = ("chunks", "cumsum", "matmul")
 
 
@@ -52,13 +52,14 @@ class LinearAttention(LinearMixer):
       features: f: "shifted_relu" (relu(x) + 0.001), "relu", "elu_plus_one", "softplus", "elu", or "favor", random
         features with softmax attention as their mean; see `flash_tf.layers.random_features`.
       normalizer: "sum" divides by the denominator above, at least 1e-6. "rms" has no denominator and applies
-        `x / (||x|| / sqrt(d))` to all heads together before W_o. "elu" needs "rms", because it is not positive. "favor"
-        needs "sum", because each query's features have their own scale.
+        `x / (||x|| / sqrt(d))` to all heads together before W_o. "none" does neither: TransNormer's attention without
+        scaling (Table 1). "elu" takes no "sum", because it is not positive. "favor" needs "sum", because each query's
+        features have their own scale.
       cosine_length: M, at least the length of the longest text. Weights are multiplied by cos(pi/2 (i - j) / M), a sum
         of products of cosines and sines, so keys become twice as wide. M is a constant: with the text's own length,
         the future would change the past. None for no factor. A stream may go on beyond M, but the weights of tokens
         more than M apart are then negative.
-      lrpe: Whether features are rotated by position at learned frequencies. This needs "rms", and so any features
+      lrpe: Whether features are rotated by position at learned frequencies. This takes no "sum", and so any features
         except "favor"; see `flash_tf.layers.lrpe`.
       random_features: Number of features a head for "favor"; None for 128, and for other features.
       use_bias: Whether the projections have biases.
@@ -123,7 +124,9 @@ class LinearAttention(LinearMixer):
             raise ValueError(f"LinearAttention: features 'favor' need normalizer 'sum' and no lrpe, got {got}")
         signed = "features 'elu'" if self.features == "elu" else "features turned by lrpe" if self.lrpe else None
         if signed and self.normalizer == "sum":
-            raise ValueError(f"LinearAttention: {signed} may be negative and need normalizer 'rms', got 'sum'")
+            raise ValueError(
+                f"LinearAttention: {signed} may be negative and need normalizer 'rms' or 'none', got 'sum'"
+            )
         if self.random_features is not None and self.features != "favor":
             needs = f"random_features {self.random_features} needs features 'favor'"
             raise ValueError(f"LinearAttention: {needs}, got {self.features!r}")

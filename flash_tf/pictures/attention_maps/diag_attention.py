@@ -20,4 +20,4 @@ def parts(mixer, x: np.ndarray) -> list[Part]:
     out = together(weights @ v)
     if mixer.attention == "relu":
         out = out / np.sqrt(np.mean(out**2, axis=-1, keepdims=True) + 1e-16)
-    return [Part("local", weights, seen, out @ array(mixer.out_projection.kernel))]
+    return [Part("attention", weights, seen, out @ array(mixer.out_projection.kernel))]
