@@ -32,6 +32,7 @@ def add_arguments(parser) -> None:
 
 
 def run(args, log) -> None:
+    from flash_tf import owned_files
     from flash_tf.data import tokenizers
     from flash_tf.exporting import saved_model
     from flash_tf.exporting.graph_tokenizers import check_tokenizer
@@ -47,7 +48,7 @@ def run(args, log) -> None:
         **{name: value for name, value in counts.items() if value is not None},
     )
     saved_model.check_folder(args.out)  # before the work
-    if not args.ids_only and (path := tokenizers.find(args.model_dir)):
+    if not args.ids_only and (path := tokenizers.find(owned_files.place(args.model_dir))):
         check_tokenizer(tokenizers.load(path))
     progress = log.progress()
     restored = restore(args.model_dir, progress.line, args.checkpoint)

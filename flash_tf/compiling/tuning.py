@@ -48,7 +48,7 @@ def tune(config: configs.Config, sizes: Sequence[int] | None, steps: int, report
     sizes = list(sizes or [size for size in SIZES if size <= n] or [n])
     if steps < 2 or min(sizes) < 1:
         raise ValueError(f"tune needs --steps >= 2 and sizes >= 1, got {steps} and {sorted(sizes)}")
-    for size in sizes:  # all of them before any work
+    for size in (now, *sizes):  # all of them before any work
         modelling.with_masking(_with(config, option, size))
     rows = []
     for size in sorted({*sizes, now}):

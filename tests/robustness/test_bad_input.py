@@ -117,6 +117,7 @@ def damaged():
 
 
 ENTRIES = [*table(), *options(), *damaged()]
+SHARES = 24  # of the entries, each of which is tried alone; a process for each entry would take an hour
 
 
 def check(entry, status, out, err):
@@ -154,9 +155,10 @@ def test_the_table_has_every_command_and_four_hundred_entries():
 
 
 @pytest.mark.one_backend
-def test_a_sample_of_the_table_is_refused_in_one_line_and_changes_nothing(folder, tmp_path, monkeypatch, capfd):
+@pytest.mark.parametrize("share", thinned(range(SHARES), 0))
+def test_every_entry_is_refused_in_one_line_and_changes_nothing(folder, tmp_path, monkeypatch, capfd, share):
     found = []
-    for number, entry in enumerate(ENTRIES[::24]):
+    for number, entry in enumerate(ENTRIES[share::SHARES]):
         with copied(folder, tmp_path / str(number), entry) as copy:
             monkeypatch.chdir(copy)
             try:
@@ -186,13 +188,13 @@ def test_describe_names_in_one_line_what_training_needs_and_the_machine_lacks(fo
 @pytest.mark.full
 @pytest.mark.one_backend
 @pytest.mark.parametrize("name", [*commands.NAMES, "none"])
-def test_every_entry_is_refused_by_a_process_in_one_line_within_ten_seconds(folder, tmp_path, name):
+def test_so_does_a_process_of_each_command_within_ten_seconds(folder, tmp_path, name):
     def answer(numbered):
         number, entry = numbered
         with copied(folder, tmp_path / str(number), entry) as copy:
             return check(entry, *process(copy, *shlex.split(entry.command)))
 
-    entries = list(enumerate(entry for entry in ENTRIES if entry.name == name))
+    entries = enumerate([entry for entry in ENTRIES if entry.name == name][:: SHARES // 2])
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         assert [one for one in pool.map(answer, entries) if one] == []
 
