@@ -11,6 +11,7 @@ import re
 from flash_tf.registry import MOST
 
 NAMES = (
+    "prepare",
     "train",
     "sweep",
     "evaluate",

@@ -3,7 +3,6 @@
 import functools
 import json
 import os
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -241,9 +240,3 @@ def read_manifest(directory: str) -> dict[str, Any] | None:
     if version != FORMAT:
         raise ValueError(f"{path} has format {version}, and this version reads {FORMAT}")
     return about
-
-
-def windows_in(data: np.ndarray, size: int) -> Iterator[np.ndarray]:
-    """An array in pieces of `size`, the last one shorter."""
-    for start in range(0, len(data), size):
-        yield data[start : start + size]

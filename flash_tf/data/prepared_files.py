@@ -5,15 +5,15 @@ what is missing, and two workers may do the same unit.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from flash_tf.data import stored
-from flash_tf.data.packing import Batch, Windows
-from flash_tf.data.prepared import FORMAT, MANIFEST, Layout, file_name, read_manifest, windows_in
+from flash_tf.data.packing import Batch
+from flash_tf.data.prepared import FORMAT, MANIFEST, Layout, file_name, read_manifest
 from flash_tf.data.token_cache import TokenizedShard
 
 if TYPE_CHECKING:
@@ -43,52 +43,72 @@ class Unit:
     words: int | None
 
 
-class PreparedFiles:
-    """The files of one split while they are written.
+def write_unit(
+    folder: str,
+    layout: Layout,
+    number: int,
+    name: str,
+    shard: TokenizedShard,
+    tokenizer: "Tokenizer",
+    pad_last: bool,
+) -> None:
+    """Cuts the tokens of a unit into windows, and writes its files, its rest and its marker.
 
     Args:
-      directory: The folder of the split, local or gs://.
+      folder: The folder of the split, local or gs://.
+      layout: How a window is stored.
+      number: The unit's number.
+      name: Its name in the source.
+      shard: Its tokens.
+      tokenizer: Their tokenizer.
+      pad_last: See `Packing.cut`.
+
+    Raises:
+      OSError: A file cannot be written.
+    """
+    windows = layout.packing.cut(shard, tokenizer, pad_last=pad_last)
+    files, rest = divmod(len(windows), layout.windows_per_file)
+    for part, start in enumerate(range(0, len(windows), layout.windows_per_file)):
+        numbers = np.arange(start, min(start + layout.windows_per_file, len(windows)))
+        path = file_name(number, part) if part < files else _rest(number)
+        stored.write(f"{folder}/{path}", _records(windows.read(numbers), layout))
+    unit = Unit(
+        name=name,
+        files=files,
+        rest=rest,
+        documents=len(shard.offsets) - 1,
+        tokens=windows.text_tokens(len(windows)) if len(windows) else 0,
+        bytes=shard.bytes,
+        words=shard.words,
+    )
+    stored.write(f"{folder}/{_marker(number)}", json.dumps(asdict(unit)).encode())
+
+
+def join_rests(folder: str, layout: Layout, units: int, number: int, pieces: Iterable[Piece]) -> None:
+    """Writes a file of the unit after the last, of `units` units, from pieces of rests."""
+    data = []
+    for unit, start, end in pieces:
+        if (found := stored.read(path := f"{folder}/{_rest(unit)}")) is None:
+            raise OSError(f"{path} is missing: run the same `flash-tf prepare` again")
+        data.append(np.frombuffer(found, layout.record)[start:end])
+    stored.write(f"{folder}/{file_name(units, number)}", np.concatenate(data))
+
+
+class PreparedFiles:
+    """The files of one split while workers write them.
+
+    Args:
+      folder: The folder of the split, local or gs://.
       layout: How a window is stored.
       units: The names of the source's units, in order.
     """
 
-    def __init__(self, directory: str, layout: Layout, units: list[str]):
-        self.directory, self.layout, self.units = directory, layout, units
-
-    def write(self, number: int, shard: TokenizedShard, tokenizer: "Tokenizer", pad_last: bool) -> Unit:
-        """Cuts the tokens of a unit into windows, and writes its files, its rest and its marker.
-
-        Args:
-          number: The unit's number.
-          shard: Its tokens.
-          tokenizer: Their tokenizer.
-          pad_last: See `Packing.cut`.
-
-        Raises:
-          OSError: A file cannot be written.
-        """
-        windows = self.layout.packing.cut(shard, tokenizer, pad_last=pad_last)
-        files, rest = divmod(len(windows), self.layout.windows_per_file)
-        for part, indices in enumerate(windows_in(np.arange(len(windows)), self.layout.windows_per_file)):
-            name = file_name(number, part) if part < files else _rest(number)
-            stored.write(f"{self.directory}/{name}", self._records(windows.read(indices)))
-        unit = Unit(
-            name=self.units[number],
-            files=files,
-            rest=rest,
-            documents=len(shard.offsets) - 1,
-            tokens=_tokens(windows),
-            bytes=shard.bytes,
-            words=shard.words,
-        )
-        stored.write(f"{self.directory}/{_marker(number)}", json.dumps(asdict(unit)).encode())
-        return unit
+    def __init__(self, folder: str, layout: Layout, units: list[str]):
+        self.folder, self.layout, self.units = folder, layout, units
 
     def written(self) -> dict[int, Unit]:
         """The units whose files are all there, by number. A rest is not missed once it is joined to others."""
-        there = stored.names(self.directory)
-        numbers = [number for number in range(len(self.units)) if _marker(number) in there]
-        units = {number: unit for number in numbers if (unit := self._read(number)) is not None}
+        units, there = self.marked(), stored.names(self.folder)
         joined = len(units) == len(self.units) and there >= {
             file_name(len(self.units), i) for i in range(self._joined_files(units))
         }
@@ -98,6 +118,12 @@ class PreparedFiles:
             if there >= {file_name(number, part) for part in range(unit.files)}
             and (joined or not unit.rest or _rest(number) in there)
         }
+
+    def marked(self, without: Collection[int] = ()) -> dict[int, Unit]:
+        """The units that have a marker, by number, without some of them."""
+        there = stored.names(self.folder)
+        numbers = [i for i in range(len(self.units)) if i not in without and _marker(i) in there]
+        return {number: unit for number in numbers if (unit := self._read(number)) is not None}
 
     def joins(self, units: Mapping[int, Unit]) -> list[list[Piece]]:
         """The pieces of rests that make each file of the last unit. All units must be written."""
@@ -115,16 +141,8 @@ class PreparedFiles:
 
     def missing_joins(self, units: Mapping[int, Unit]) -> dict[int, list[Piece]]:
         """The entries of `joins`, by number, whose file is not there."""
-        there = stored.names(self.directory)
+        there = stored.names(self.folder)
         return {i: task for i, task in enumerate(self.joins(units)) if file_name(len(self.units), i) not in there}
-
-    def join(self, number: int, pieces: list[Piece]) -> None:
-        """Writes a file of the last unit from pieces of rests."""
-        data = []
-        for unit, start, end in pieces:
-            found = stored.read(f"{self.directory}/{_rest(unit)}")
-            data.append(np.frombuffer(found, self.layout.record)[start:end])
-        stored.write(f"{self.directory}/{file_name(len(self.units), number)}", np.concatenate(data))
 
     def about(self, units: Mapping[int, Unit]) -> dict:
         """The split's entry in the manifest."""
@@ -139,9 +157,9 @@ class PreparedFiles:
 
     def remove_rests(self) -> None:
         """Removes what the joined files hold, once the manifest names them."""
-        for name in stored.names(self.directory):
+        for name in stored.names(self.folder):
             if name.endswith(".rest"):
-                stored.remove(f"{self.directory}/{name}")
+                stored.remove(f"{self.folder}/{name}")
 
     def _joined_files(self, units):
         return -(-sum(unit.rest for unit in units.values()) // self.layout.windows_per_file)
@@ -149,16 +167,17 @@ class PreparedFiles:
     def _read(self, number: int) -> Unit | None:
         """The marker of a unit; None if it is missing, damaged or another unit's."""
         try:
-            unit = Unit(**json.loads(stored.read(f"{self.directory}/{_marker(number)}") or b""))
+            unit = Unit(**json.loads(stored.read(f"{self.folder}/{_marker(number)}") or b""))
         except (ValueError, TypeError):
             return None
         return unit if unit.name == self.units[number] else None
 
-    def _records(self, batch: Batch) -> np.ndarray:
-        records = np.empty(len(batch["tokens"]), self.layout.record)
-        for name in self.layout.fields:
-            records[name] = batch[name]
-        return records
+
+def _records(batch: Batch, layout: Layout) -> np.ndarray:
+    records = np.empty(len(batch["tokens"]), layout.record)
+    for name in layout.fields:
+        records[name] = batch[name]
+    return records
 
 
 def begin(directory: str, about: dict) -> None:
@@ -166,25 +185,23 @@ def begin(directory: str, about: dict) -> None:
 
     Args:
       directory: The folder, local or gs://.
-      about: What decides the windows: the manifest without `format` and `splits`.
+      about: What decides the windows, as far as it is known: entries of the manifest.
 
     Raises:
       ValueError: It holds something else. Nothing was changed.
     """
     there = read_manifest(directory)
-    if there is None:
-        if others := stored.names(directory):
+    if there is None and (others := stored.names(directory)):
+        raise ValueError(f"{directory} holds {min(others)}, which flash-tf prepare did not write: give another folder")
+    there = there or {}
+    for name in about:
+        if name in there and there[name] != about[name]:
             raise ValueError(
-                f"{directory} holds {min(others)}, which flash-tf prepare did not write: give another folder"
+                f"{directory} holds windows with another {name}: {_short(there[name])}, and this config has "
+                f"{_short(about[name])}; give another folder"
             )
-        _store(directory, about, None)
-        return
-    for name, value in about.items():
-        if there.get(name) != value:
-            raise ValueError(
-                f"{directory} holds windows with another {name}: {_short(there.get(name))}, and this config has "
-                f"{_short(value)}; give another folder"
-            )
+    if not about.keys() <= there.keys():
+        _store(directory, {**there, **about}, None)
 
 
 def finish(directory: str, about: dict, splits: Mapping[str, dict]) -> None:
@@ -193,12 +210,8 @@ def finish(directory: str, about: dict, splits: Mapping[str, dict]) -> None:
 
 
 def _store(directory, about, splits):
-    text = json.dumps({"format": FORMAT, **about, "splits": splits}, indent=1)
+    text = json.dumps({**about, "format": FORMAT, "splits": splits}, indent=1)
     stored.write(f"{directory}/{MANIFEST}", (text + "\n").encode())
-
-
-def _tokens(windows: Windows) -> int:
-    return windows.text_tokens(len(windows)) if len(windows) else 0
 
 
 def _marker(number: int) -> str:

@@ -137,7 +137,7 @@ class TokenCache:
             renamed_when_done(self._path(index, "tokens")) as tokens_file,
             renamed_when_done(self._path(index, "offsets")) as offsets_file,
         ):
-            for texts in _batches(self._source.documents(self.split, self.shards[index])):
+            for texts in text_batches(self._source.documents(self.split, self.shards[index])):
                 if self._stopped.is_set():
                     raise StoppedError
                 documents = [ids for ids in self.tokenizer.encode(texts) if len(ids)]
@@ -158,7 +158,7 @@ class TokenCache:
             write_whole(marker_file, json.dumps(marker).encode())
 
 
-def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
+def text_batches(documents: Iterable[str]) -> Iterator[list[str]]:
     """Lists of documents with about `BATCH_CHARACTERS` in each."""
     batch, size = [], 0
     for text in documents:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from flash_tf.data.packing import Packing
 from flash_tf.data.prepared import Layout, Prepared
-from flash_tf.data.prepared_files import PreparedFiles, begin, finish
+from flash_tf.data.prepared_files import PreparedFiles, begin, finish, join_rests, write_unit
 from flash_tf.data.token_cache import TokenCache
 from tests.data.test_token_cache import Letters, library
 
@@ -32,10 +32,16 @@ def prepare(folder: Path, packing: Packing, windows_per_file: int = 8, **sizes) 
         cache = a_cache(folder / "cache", split, **sizes)
         files = files_of(target, layout, split, len(cache.shards))
         for number in range(len(cache.shards)):
-            files.write(number, cache.get(number), Letters(), pad_last=split == "validation")
+            write(files, number, cache)
         units = files.written()
         for number, pieces in files.missing_joins(units).items():
-            files.join(number, pieces)
+            join_rests(files.folder, layout, len(files.units), number, pieces)
         splits[split] = files.about(units)
     finish(str(target), about, splits)
     return Prepared(str(target))
+
+
+def write(files: PreparedFiles, number: int, cache: TokenCache) -> None:
+    """Writes a unit, which is a shard of the cache."""
+    last = cache.split == "validation"
+    write_unit(files.folder, files.layout, number, files.units[number], cache.get(number), Letters(), pad_last=last)

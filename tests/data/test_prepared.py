@@ -9,10 +9,10 @@ import pytest
 from flash_tf.data import prepared, stored
 from flash_tf.data.packing import Packing
 from flash_tf.data.prepared import Layout, Prepared
-from flash_tf.data.prepared_files import begin
+from flash_tf.data.prepared_files import begin, join_rests
 from flash_tf.data.shuffling import key_of, shuffled
 from flash_tf.data.stream import WindowStream
-from tests.data.made_prepared import ABOUT, a_cache, files_of, packing_of, prepare
+from tests.data.made_prepared import ABOUT, a_cache, files_of, packing_of, prepare, write
 from tests.data.test_token_cache import ROOT, Letters
 
 WAYS = list(product(("concatenate", "documents"), (0, 1)))
@@ -73,20 +73,20 @@ def test_what_is_missing_is_found_at_any_stage(tmp_path):
     layout = Layout.of(packing_of("concatenate", 0), Letters(), 8)
     cache, files = a_cache(tmp_path / "cache"), files_of(tmp_path, layout)
     for number in (0, 1, 3, 4):
-        files.write(number, cache.get(number), Letters(), pad_last=False)
+        write(files, number, cache)
     assert sorted(files.written()) == [0, 1, 3, 4]
     (tmp_path / "train" / "0000001-00000.windows").unlink()
     (tmp_path / "train" / "0000003.json").write_text("{}")
     assert sorted(files.written()) == [0, 4]
     for number in (1, 2, 3):
-        files.write(number, cache.get(number), Letters(), pad_last=False)
+        write(files, number, cache)
     units = files.written()
     assert len(units) == 5 and len(files.missing_joins(units)) == len(files.joins(units)) > 1
     (tmp_path / "train" / "0000004.rest").rename(tmp_path / "kept")
     assert sorted(files.written()) == [0, 1, 2, 3]
     (tmp_path / "kept").rename(tmp_path / "train" / "0000004.rest")
     for number, pieces in enumerate(files.joins(units)):
-        files.join(number, pieces)
+        join_rests(files.folder, layout, 5, number, pieces)
     files.remove_rests()
     assert len(files.written()) == 5 and not files.missing_joins(units)
 

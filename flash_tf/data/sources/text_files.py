@@ -70,6 +70,7 @@ class TextFiles:
         self.key = key
         self.counts_words = counts_words
         self._found: dict[str, dict[str, int]] = {}  # by split: listing a bucket takes long
+        self._cut: dict[str, dict[str, list[Span]]] = {}
 
     def shards(self, split: str) -> list[str]:
         shards = self._shards(split)
@@ -93,6 +94,11 @@ class TextFiles:
         return {**files, "documents": self.document, "key": self.key}
 
     def _shards(self, split: str) -> dict[str, list[Span]]:
+        if split not in self._cut:
+            self._cut[split] = self._make_shards(split)
+        return self._cut[split]
+
+    def _make_shards(self, split: str) -> dict[str, list[Span]]:
         shards, room = [], 0
         for path, size in self._files(split).items():
             count = 1 if self.document == "file" or _opener(path) else math.ceil(size / SHARD_BYTES)
