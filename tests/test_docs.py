@@ -16,12 +16,15 @@ TEXTS = [*PAGES, *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "
 SOURCES = [
     "benchmarks",
     "flash_tf",
+    "kernels_pallas",
     "kernels_xla",
     "scripts",
     "tests",
 ]  # folders whose docstrings and comments are held to the same English
 TWISTED = re.compile(r"\b(?:that|those) of\b|\bof which\b", re.IGNORECASE)
-FILE = re.compile(r"`((?:flash_tf|kernels_xla|tests|benchmarks|colab|configs|docs|requirements|scripts)/[\w./-]*)`")
+FILE = re.compile(
+    r"`((?:flash_tf|kernels_pallas|kernels_xla|tests|benchmarks|colab|configs|docs|requirements|scripts)/[\w./-]*)`"
+)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 ADDRESS = re.compile(r"github\.com/[\w-]+/flash-tf\b")
 README_WORDS = 900

@@ -38,7 +38,7 @@ def test_a_wheel_brings_every_config_the_command_the_types_and_the_licence(tmp_p
     configs = {f"flash_tf/configs/{path.relative_to(ROOT / 'configs')}" for path in (ROOT / "configs").rglob("*.yaml")}
     assert configs and configs <= names
     assert {"kernels_xla/flash/attention.py", "flash_tf/layers/mixers/flash.py"} <= names
-    assert {"flash_tf/py.typed", "kernels_xla/py.typed"} <= names
+    assert {"flash_tf/py.typed", "kernels_pallas/py.typed", "kernels_xla/py.typed"} <= names
     assert any(name.endswith("LICENSE") for name in names)
     assert not any(name.startswith("tests/") for name in names)
     assert "flash-tf = flash_tf.cli:program" in entry_points

@@ -32,6 +32,7 @@ QUICK = ("README.md", "docs/data.md", "docs/systems/", "docs/choosing.md")  # pa
 CHANGES_THE_PACKAGE = "docs/contributing.md"
 A_CHECKOUT = (
     "flash_tf",
+    "kernels_pallas",
     "kernels_xla",
     "tests",
     "configs",

@@ -35,6 +35,11 @@ def on_tpu() -> bool:
     return _chosen[-1] == "tpu" if _chosen else any("tpu" in name for name in keras.distribution.list_devices())
 
 
+def traced_elsewhere() -> bool:
+    """Whether the traced program runs on another machine, so that it takes no kernel of this one alone."""
+    return bool(_chosen)
+
+
 def on_lite() -> bool:
     """Whether the traced program runs in TensorFlow Lite."""
     return bool(_chosen) and _chosen[-1] == "lite"

@@ -49,10 +49,10 @@ def _summaries(k, v):
 def _read(q, sums, tokens, divisor=None):
     """Reads chunk sums `[b, g, s, e]`, each over `tokens` `[b, g]` or `[1, g]`, with q `[b, g, c, s]`."""
     tokens = tokens[..., None, None] if divisor is None else divisor
-    return ops.einsum("bgis,bgse->bgie", _shared(q, tokens), sums)
+    return ops.einsum("bgis,bgse->bgie", divided(q, tokens), sums)
 
 
-def _shared(q, tokens):
+def divided(q: Tensor, tokens: Tensor | int) -> Tensor:
     """Divides q by the number of tokens that it reads. Queries are narrower than the sums."""
     count = ops.maximum(ops.cast(tokens, sum_dtype(q)), 1)
     return ops.cast(ops.cast(q, count.dtype) / count, q.dtype)
@@ -67,15 +67,15 @@ def _from_earlier_chunks(q, k, v, ids, packed, divisor):
     if packed is None:
         full = ops.full((1, ops.shape(v)[1]), v.shape[2], dtype="int32")
         tokens = full if ids is None else ops.sum(ops.cast(ids > 0, "int32"), axis=-1)
-        return _read(q, sum_of_earlier(_summaries(k, v)), _count_earlier(tokens), divisor)
+        return _read(q, sum_of_earlier(_summaries(k, v)), count_earlier(tokens), divisor)
     first, last = edges(ids)
     reads, is_read = ids == first[..., None], ids == last[..., None]  # [b, g, c]
     sums = sum_of_earlier(_summaries(zero_outside(k, is_read[..., None]), v), first, last)
-    tokens = _count_earlier(ops.sum(ops.cast(is_read, "int32"), axis=-1), first, last)
+    tokens = count_earlier(ops.sum(ops.cast(is_read, "int32"), axis=-1), first, last)
     return _read(zero_outside(q, reads[..., None]), sums, tokens, divisor)
 
 
-def _count_earlier(tokens, first=None, last=None):
+def count_earlier(tokens: Tensor, first: Tensor | None = None, last: Tensor | None = None) -> Tensor:
     """`sum_of_earlier` of token counts `[b, g]`; float32 products are exact up to 2^24 tokens."""
     return sum_of_earlier(ops.cast(tokens, "float32"), first, last)
 
@@ -83,7 +83,7 @@ def _count_earlier(tokens, first=None, last=None):
 def _from_all_chunks(q, k, v, tokens):
     """The second sum without order: every token reads every real token. `tokens` is their number, scalar or `[b]`."""
     tokens = tokens if isinstance(tokens, int) else ops.reshape(tokens, (-1, 1, 1, 1))
-    return ops.einsum("bgis,bse->bgie", _shared(q, tokens), ops.einsum("bgjs,bgje->bse", k, v))
+    return ops.einsum("bgis,bse->bgie", divided(q, tokens), ops.einsum("bgjs,bgje->bse", k, v))
 
 
 def _from_own_document(q, k, v, ids, divisor):
@@ -99,7 +99,7 @@ def _from_own_document(q, k, v, ids, divisor):
     tokens = tokens + ops.where(at_first, sum_of_earlier(count(at_last), first, last)[..., None], 0.0)
     tokens = tokens + ops.where(at_last, sum_of_later(count(at_first), first, last)[..., None], 0.0)
 
-    q = _shared(q, tokens[..., None] if divisor is None else divisor)
+    q = divided(q, tokens[..., None] if divisor is None else divisor)
     own = ops.einsum("bgij,bgje->bgie", zero_outside(ops.einsum("bgis,bgjs->bgij", q, k), same), v)
     reader = zip((at_first, at_last), (before, after), strict=True)
     return own + sum(

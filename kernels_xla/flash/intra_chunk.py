@@ -25,13 +25,20 @@ def intra_chunk_attention(
     Returns:
       `[b, g, c, e]`.
     """
+    return ops.einsum("bgij,bgje->bgie", intra_chunk_weights(q, k, a, b, seen, scale, offset), v)
+
+
+def intra_chunk_weights(
+    q: Tensor, k: Tensor, a: Tensor | None, b: Tensor | None, seen: Tensor, scale: str, offset=0
+) -> Tensor:
+    """The weights of `intra_chunk_attention`, `[b, g, c, m]`, with the same arguments."""
     (c, s), m = q.shape[2:], k.shape[2]
     content, added = factors(s, m, scale)
     scores = ops.einsum("bgis,bgjs->bgij", q * ops.cast(content, q.dtype), k)
     if a is not None:
         at = ops.arange(m, dtype="int32") + offset
         scores = scores + ops.cast(added * relative_bias(a, b, at[m - c :], at), scores.dtype)
-    return ops.einsum("bgij,bgje->bgie", zero_outside(ops.square(ops.relu(scores)), seen), v)
+    return zero_outside(ops.square(ops.relu(scores)), seen)
 
 
 def factors(s: int, m: int, scale: str) -> tuple[float, float]:

@@ -47,13 +47,14 @@ OTHER = {
     "summaries": ("fixed",),
     "form": ("cumsum", "matmul"),
     "parts": ("local", "global"),
+    "implementation": ("xla",),
     "first_to_all": ("cls", "chunks"),
     "seed": (1,),
     "attention_dropout": (0.5,),
     "mixers": ([*TWO, {"type": "flash", "key_dim": 16, "chunk_size": 8}], [{"type": "gau"}, TWO[0]]),
     "cosine_length": (64,),  # not less than the longest text here
 }
-OF_THE_IMPLEMENTATION = ("form", "block_size")  # options that change the speed alone
+OF_THE_IMPLEMENTATION = ("form", "block_size", "implementation")  # options that change the speed alone
 OF_TRAINING = ("attention_dropout",)
 BESIDE = {  # what a value needs
     ("kernel", "softmax"): {"relative_bias": False},  # softmax takes no bias

@@ -10,6 +10,7 @@ from flash_tf.layers.masking import zero_padding
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero, token_positions
 from flash_tf.layers.streaming import check_streams
+from kernels_pallas import flash as fused
 from kernels_xla.common.spec import State, Tensor
 from kernels_xla.flash import decode
 from kernels_xla.flash.attention import SPEC, mixed_chunk_attention
@@ -21,6 +22,7 @@ PARTS = {
     "local": ("quad_q", "quad_k"),
     "global": ("lin_q", "lin_k"),
 }
+IMPLEMENTATIONS = ("auto", "xla", "pallas")
 NO_INTRA_CHUNK = (False, "normalized", False, "none")  # what `parts="global"` needs of the intra-chunk options
 
 
@@ -53,6 +55,9 @@ class MixedChunkAttention(gated_unit.ChunkedUnit):
       rotary_dim: Channels of a head that are rotated: the first of each half. None for all.
       token_shift: Whether the first half of the channels comes from the token before. These four options and the scale
         "paper_appendix" are lucidrains' FLASH-pytorch.
+      implementation: How a training step computes attention and gate: "xla", as einsums; "pallas", by fused kernels on
+        an NVIDIA GPU from Hopper on; or "auto", by fused kernels where they run and were measured to be faster. They
+        need parts "both", a gate, no overlap and no first-to-all attention. The function and the weights are the same.
       **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:
@@ -92,6 +97,7 @@ class MixedChunkAttention(gated_unit.ChunkedUnit):
         t5_bias: bool = False,
         rotary_dim: int | None = None,
         token_shift: bool = False,
+        implementation: str = "auto",
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -99,7 +105,7 @@ class MixedChunkAttention(gated_unit.ChunkedUnit):
         self.gated, self.relative_bias, self.scale = gated, relative_bias, scale
         self.parts, self.overlapping, self.first_to_all = parts, overlapping, first_to_all
         self.chunk_divisor, self.t5_bias, self.rotary_dim = chunk_divisor, t5_bias, rotary_dim
-        self.token_shift = token_shift
+        self.token_shift, self.implementation = token_shift, implementation
         gated_unit.check(self)
         check_first("MixedChunkAttention", first_to_all, causal)
         if parts not in PARTS:
@@ -110,6 +116,11 @@ class MixedChunkAttention(gated_unit.ChunkedUnit):
         self._check_variants()
 
     def _check_variants(self):
+        if self.implementation not in IMPLEMENTATIONS:
+            needed = f"implementation must be one of {', '.join(IMPLEMENTATIONS)}"
+            raise ValueError(f"MixedChunkAttention: {needed}, got {self.implementation!r}")
+        if self.implementation == "pallas" and (given := self._einsums_alone()) is not None:
+            raise ValueError(f"MixedChunkAttention: implementation 'pallas' needs {given}")
         if self.t5_bias and not self.relative_bias:
             raise ValueError("MixedChunkAttention: t5_bias needs relative_bias true, got False")
         if self.chunk_divisor and self.parts == "local":
@@ -132,6 +143,8 @@ class MixedChunkAttention(gated_unit.ChunkedUnit):
             masked = {"padding_mask": padding_mask, "segment_ids": segment_ids}
             x = self._shifted(x, convolution.convolution(self._first_half(x), *self._taps(x), **masked))
         positions = token_positions(x, segment_ids) if positions is None else positions
+        if training and self._runs_fused(x, segment_ids is not None):
+            return self._fused(x, positions, padding_mask=padding_mask, segment_ids=segment_ids)
         u, v, z = gated_unit.project(self, x, gated_unit.chunked_shapes(self, x))
         heads = gated_unit.rotated(self, self.offset_scale(z), positions)
         attended = mixed_chunk_attention(
@@ -144,6 +157,46 @@ class MixedChunkAttention(gated_unit.ChunkedUnit):
             offset=runtime_zero(positions),
         )
         return gated_unit.leave(self, u, attended)
+
+    def _runs_fused(self, x, packed):
+        """Whether the fused kernels compute this call; a ValueError if they must and cannot."""
+        if self.implementation == "xla" or (self.implementation == "auto" and self._einsums_alone() is not None):
+            return False
+        shape, dense = tuple(x.shape), self.in_projection
+        if None in shape or dense.quantization_mode:
+            found = f"a static shape and weights that are not quantized, got {shape}, {dense.quantization_mode}"
+        else:
+            shape = (*shape[:2], 2 * self.value_width + self.key_dim)
+            m = fused.sizes(shape, x.dtype, self.value_width, self.chunk_size, self.causal, packed)
+            if self.implementation == "auto" and not fused.is_faster(m):
+                return False
+            found = fused.obstacle(m)
+        if self.implementation == "pallas" and found is not None:
+            raise ValueError(f"MixedChunkAttention: implementation 'pallas' needs {found}")
+        return found is None
+
+    def _einsums_alone(self):
+        """The options that the fused kernels need instead, or None."""
+        needed = {"parts": "both", "gated": True, "overlapping": False, "first_to_all": "none"}
+        given = {name: getattr(self, name) for name in needed}
+        return None if given == needed else f"{needed}, got {given}"
+
+    def _fused(self, x, positions, **masks):
+        kernel, bias = (ops.cast(weight, x.dtype) for weight in (self.in_projection.kernel, self.in_projection.bias))
+        gated = fused.gated_mixed_chunk_attention(
+            ops.matmul(x, kernel),
+            bias,
+            lambda z: gated_unit.rotated(self, self.offset_scale(z), positions),
+            **gated_unit.bias(self),
+            value_width=self.value_width,
+            chunk_size=self.chunk_size,
+            causal=self.causal,
+            scale=self.scale,
+            chunk_divisor=self.chunk_divisor,
+            offset=runtime_zero(positions),
+            **masks,
+        )
+        return self.out_projection(gated)
 
     def extend(
         self,

@@ -1,0 +1,263 @@
+"""FLASH's core in Pallas, through Triton: five kernels that read and write tensors as wide as the values.
+
+It needs JAX alone. One source lowers with JAX 0.7.0, whose programs TensorFlow 2.20 reads, and with later ones.
+
+A block of c + t rows holds a chunk's c tokens and, below them, t rows of its sums over other chunks:
+
+    X = [V; S]     V = silu(v)               S = sum of K^T V over the chunks that the chunk reads
+    Z = [G U; D]   U = silu(u), G = dY       D = sum of Q^T G U over the chunks that read the chunk
+
+A `[c, c]` are the weights of a chunk's pairs, Q and K `[c, t]` its queries and keys across chunks. They have all masks.
+
+    O = [A Q] X    Y = U O    dV = [A; K^T]^T Z    [dA dQ; dK^T .] = Z X^T
+
+The last product is an einsum, outside. Y / u is O sigmoid(u), so the backward pass needs no O.
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+
+from kernels_pallas.sizes import Sizes, block, results
+
+NEAREST = 2.0**-60  # to 0 that u comes: Y / u then is O sigmoid(u) for every u
+LOADS = 8  # chunks whose sums a program loads at once
+
+
+def launch(name: str, m: Sizes, *given: jax.Array, interpret: bool = False) -> list[jax.Array]:
+    """Runs a kernel.
+
+    Args:
+      name: "values": (p, bias, K) -> X. "gated": (p, bias, [A Q], X) -> Y. "gate_gradient": (p, bias, Y, dY, Q) -> du
+        in its columns of dp, Z, sums of du. "value_gradient": (p, bias, [A; K^T], Z, dp) -> dp with dv, sums of dv.
+        "sums" and "sums_gradient": (X or Z, enters, leaves) -> the same tensor, with sums over chunks in place of each
+        chunk's own; they follow "values" and "gate_gradient" unless `summed_inside`. "representation_gradient":
+        (dz, dp) -> dp with dz.
+      m: Sizes.
+      *given: Arrays of the shapes `arguments(name, m)`. p `[tokens, 2e + s]` is the in-projection without its bias.
+      interpret: Whether Pallas' interpreter runs it, on any machine.
+
+    Returns:
+      Arrays of the shapes `results(name, m)`.
+    """
+    kernel, grid, tile = PLANS[name](m)
+    options = {} if interpret else {"compiler_params": triton.CompilerParams(num_warps=tile[0], num_stages=tile[1])}
+    if not interpret and jax.__version_info__ < (0, 8):
+        options["backend"] = "triton"
+    call = pl.pallas_call(
+        functools.partial(kernel, m=m, sigmoid=_sigmoid(m, interpret)),
+        grid=grid,
+        out_shape=[jax.ShapeDtypeStruct(*shape) for shape in results(name, m)],
+        input_output_aliases=IN_PLACE.get(name, {}),
+        interpret=interpret,
+        name=name,
+        **options,
+    )
+    return call(*given)
+
+
+def _sigmoid(m, interpret) -> Callable:
+    """The logistic function; for 16 bits by the approximate hyperbolic tangent, exact to 2^-11, in one instruction."""
+    tanh = jnp.tanh if interpret or m.dtype == "float32" else triton.approx_tanh
+    return lambda x: 0.5 + 0.5 * tanh(0.5 * x)
+
+
+def _away(u):
+    return jnp.where(jnp.abs(u) < NEAREST, NEAREST, u)
+
+
+def _dot(a, b):
+    return jnp.dot(a, b, preferred_element_type=jnp.float32)
+
+
+def _parts(i, size):
+    i, size = jnp.asarray(i, jnp.int32), jnp.int32(size)  # JAX with 64 bits counts loops in int64
+    return lax.div(i, size), lax.rem(i, size)
+
+
+def _wide(x):
+    return x.astype(jnp.float32)
+
+
+# One program of `values` and `gate_gradient`: some columns, and all chunks of a row or one chunk, in blocks of tokens.
+
+
+def _over_tokens(m, depth, step, carry, write, backward=False):
+    """Runs `step(chunk, tokens, rows of the block, carry)` over the blocks, and `write(chunk, carry)` for each chunk.
+
+    With `summed_inside`, `write` comes before a chunk's own blocks, so that it writes the sum over chunks before.
+    """
+    index, steps = pl.program_id(1), m.c // depth
+    chunks = m.chunks if m.summed_inside else 1
+
+    def one(i, carry):
+        i = chunks * steps - 1 - i if backward else i
+        chunk, at = _parts(i, steps)
+        chunk = index * chunks + chunk
+        if m.summed_inside:
+
+            @pl.when(at == (steps - 1 if backward else 0))
+            def _():
+                write(chunk, carry)
+
+        tokens = pl.ds(chunk * m.c + at * depth, depth)
+        return step(tokens, pl.ds(chunk * m.depth + at * depth, depth), carry)
+
+    carry = lax.fori_loop(0, chunks * steps, one, carry)
+    if not m.summed_inside:
+        write(index, carry)
+    return carry
+
+
+def _values(p, bias, k, x, *, m, sigmoid):
+    cols = pl.ds(pl.program_id(0) * m.columns, m.columns)
+    of_v = pl.ds(m.e + pl.program_id(0) * m.columns, m.columns)
+    shift = bias[0, of_v][None]
+
+    def step(tokens, rows, total):
+        v = _wide(p[tokens, of_v]) + shift
+        v = (v * sigmoid(v)).astype(x.dtype)
+        x[rows, cols] = v
+        return total + _dot(k[tokens, :].T, v)
+
+    def write(chunk, total):
+        x[pl.ds(chunk * m.depth + m.c, m.t), cols] = total.astype(x.dtype)
+
+    _over_tokens(m, block(m.c, 64), step, jnp.zeros((m.t, m.columns), jnp.float32), write)
+
+
+def _gate_gradient(p, bias, y, dy, q, dp, z, sums, *, m, sigmoid):
+    cols = pl.ds(pl.program_id(0) * m.columns, m.columns)
+    shift = bias[0, cols][None]
+
+    def step(tokens, rows, carry):
+        total, added = carry
+        u, g = _away(_wide(p[tokens, cols]) + shift), _wide(dy[tokens, cols])
+        s = sigmoid(u)
+        du = g * _wide(y[tokens, cols]) * (1.0 / u + 1.0 - s)  # g O silu'(u)
+        gu = (g * u * s).astype(z.dtype)
+        dp[tokens, cols] = du.astype(dp.dtype)
+        z[rows, cols] = gu
+        return total + _dot(q[tokens, :].T, gu), added + jnp.sum(du, axis=0)
+
+    def write(chunk, carry):
+        z[pl.ds(chunk * m.depth + m.c, m.t), cols] = carry[0].astype(z.dtype)
+
+    carry = jnp.zeros((m.t, m.columns), jnp.float32), jnp.zeros((m.columns,), jnp.float32)
+    _, added = _over_tokens(m, block(m.c, 32), step, carry, write, backward=True)
+    sums[pl.program_id(1), cols] = added
+
+
+# One program of `gated` and `value_gradient`: a tile of a chunk's result.
+
+
+def _tile(m):
+    """A program's chunk, its tile of rows in the chunk, that tile in all tokens, and its first column."""
+    tile, col = _parts(pl.program_id(0), m.e // m.columns)
+    chunk, at = _parts(tile, m.c // block(m.c, 128))
+    return chunk, at, tile, col * m.columns
+
+
+def _product(m, steps, step):
+    return lax.fori_loop(0, steps, step, jnp.zeros((block(m.c, 128), m.columns), jnp.float32))
+
+
+def _gated(p, bias, aq, x, y, *, m, sigmoid):
+    size, depth = block(m.c, 128), block(m.c | m.t, 64)
+    chunk, at, tile, col = _tile(m)
+    rows, cols = pl.ds(tile * size, size), pl.ds(col, m.columns)
+    seen = (at + 1) * (size // depth)  # blocks of keys that a causal tile sees
+    hidden = m.c // depth - seen if m.causal else 0
+
+    def step(i, total):
+        i = i + jnp.where(i < seen, 0, hidden) if m.causal else i
+        return total + _dot(aq[rows, pl.ds(i * depth, depth)], x[pl.ds(chunk * m.depth + i * depth, depth), cols])
+
+    out = _product(m, m.depth // depth - hidden, step)
+    u = _away(_wide(p[rows, cols]) + bias[0, cols][None])
+    y[rows, cols] = (u * sigmoid(u) * out).astype(y.dtype)
+
+
+def _value_gradient(p, bias, ak, z, dp_in, dp, sums, *, m, sigmoid):
+    del dp_in  # the same memory as dp
+    size, depth = block(m.c, 128), block(m.c | m.t, 64)
+    chunk, at, tile, col = _tile(m)
+    rows, cols, of_v = pl.ds(tile * size, size), pl.ds(col, m.columns), pl.ds(m.e + col, m.columns)
+    hidden = at * (size // depth) if m.causal else 0  # blocks of queries that see nothing of a causal tile
+
+    def step(i, total):
+        block_rows = pl.ds(chunk * m.depth + (i + hidden) * depth, depth)
+        return total + _dot(ak[block_rows, pl.ds(at * size, size)].T, z[block_rows, cols])
+
+    out = _product(m, m.depth // depth - hidden, step)
+    v = _wide(p[rows, of_v]) + bias[0, of_v][None]
+    s = sigmoid(v)
+    dv = out * (s + v * s * (1.0 - s))
+    dp[rows, of_v] = dv.astype(dp.dtype)
+    sums[tile, cols] = jnp.sum(dv, axis=0)
+
+
+# Sums over chunks in place, where a program of the kernels above takes one chunk.
+
+
+def _sums(x_in, enters, leaves, x, *, m, sigmoid, gradient=False):
+    """Writes y = enters carry, and goes on with carry = own + leaves y, chunk after chunk in the order of the sums."""
+    del sigmoid
+    (size, columns), loads = _sum_tile(m), block(m.chunks, LOADS)
+    cols, first = pl.ds(pl.program_id(0) * columns, columns), pl.program_id(1) * size
+    row = pl.program_id(2) * m.chunks
+    order, _ = _parts(first, m.s)  # the order of the sums: "earlier" or "all", then "later"
+    at = lambda chunk: pl.ds((row + chunk) * m.depth + m.c + first, size)  # noqa: E731
+
+    def step(i, carry):
+        chunks = [i * loads + j for j in range(loads)]
+        backward = order == (0 if gradient else 1)
+        chunks = [jnp.where(backward, m.chunks - 1 - chunk, chunk) for chunk in chunks]
+        own = [_wide(x_in[at(chunk), cols]) for chunk in chunks]
+        for chunk, added in zip(chunks, own, strict=True):
+            if m.orders == ("all",):
+                carry = carry + added
+                continue
+            seen = carry * enters[order, row + chunk]
+            x[at(chunk), cols] = seen.astype(x.dtype)
+            carry = added + seen * leaves[order, row + chunk]
+        return carry
+
+    def spread(chunk, carry):
+        x[at(chunk), cols] = carry.astype(x.dtype)
+        return carry
+
+    total = lax.fori_loop(0, m.chunks // loads, step, jnp.zeros((size, columns), jnp.float32))
+    if m.orders == ("all",):
+        lax.fori_loop(0, m.chunks, spread, total)
+
+
+def _sum_tile(m):
+    return block(m.s, 4), block(m.e, 128)
+
+
+def _representation_gradient(dz, dp_in, dp, *, m, sigmoid):
+    del dp_in, sigmoid
+    rows = pl.ds(pl.program_id(0) * block(m.c, 64), block(m.c, 64))
+    dp[rows, pl.ds(2 * m.e, m.s)] = dz[rows, :]
+
+
+# For each kernel, of the sizes: the function, its grid, and warps and stages of a program.
+_TOKENS = lambda m: (m.e // m.columns, m.rows if m.summed_inside else m.rows * m.chunks)  # noqa: E731
+_TILES = lambda m: (m.e // m.columns * (m.tokens // block(m.c, 128)),)  # noqa: E731
+_SUMS = lambda m: (m.e // _sum_tile(m)[1], m.t // _sum_tile(m)[0], m.rows)  # noqa: E731
+PLANS = {
+    "values": lambda m: (_values, _TOKENS(m), (4, 3)),
+    "gated": lambda m: (_gated, _TILES(m), (4, 3)),
+    "gate_gradient": lambda m: (_gate_gradient, _TOKENS(m), (4, 3)),
+    "value_gradient": lambda m: (_value_gradient, _TILES(m), (4, 3)),
+    "sums": lambda m: (_sums, _SUMS(m), (1, 1)),
+    "sums_gradient": lambda m: (functools.partial(_sums, gradient=True), _SUMS(m), (1, 1)),
+    "representation_gradient": lambda m: (_representation_gradient, (m.tokens // block(m.c, 64),), (4, 1)),
+}
+IN_PLACE = {"value_gradient": {4: 0}, "sums": {0: 0}, "sums_gradient": {0: 0}, "representation_gradient": {1: 0}}

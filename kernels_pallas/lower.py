@@ -1,0 +1,39 @@
+"""Writes a kernel as the StableHLO program that TensorFlow's XLA runs on an NVIDIA GPU.
+
+    python -m kernels_pallas.lower FOLDER '{"NAME.mlir": ["values", {SIZES}], ...}'
+
+It runs with the JAX of `requirements/pallas.txt`, in an environment of its own and without a GPU.
+"""
+
+import json
+import os
+import sys
+
+import jax
+from jax import export
+
+from kernels_pallas.chunk_kernels import launch
+from kernels_pallas.sizes import Sizes, arguments
+
+
+def program(name: str, m: Sizes) -> bytes:
+    """The program of one kernel."""
+    shapes = [jax.ShapeDtypeStruct(*shape) for shape in arguments(name, m)]
+    allowed = [export.DisabledSafetyCheck.custom_call("__gpu$xla.gpu.triton")]
+    run = jax.jit(lambda *given: launch(name, m, *given))
+    return export.export(run, platforms=["cuda"], disabled_checks=allowed)(*shapes).mlir_module_serialized
+
+
+def main(folder: str, wanted: str) -> None:
+    """Writes the programs; each file is whole or not there."""
+    jax.config.update("jax_platforms", "cpu")
+    for file, (name, sizes) in json.loads(wanted).items():
+        path = os.path.join(folder, file)
+        partial = f"{path}.{os.getpid()}"
+        with open(partial, "wb") as f:
+            f.write(program(name, Sizes(**{**sizes, "orders": tuple(sizes["orders"])})))
+        os.replace(partial, path)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

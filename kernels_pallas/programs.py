@@ -1,0 +1,107 @@
+"""Runs fused kernels on the backend: Pallas on JAX, and in TensorFlow the programs that Pallas lowers to.
+
+TensorFlow's XLA runs a Triton kernel as a custom call in a StableHLO program. JAX must be of TensorFlow's age to write
+a program that it can read. So an environment of its own lowers the kernels, once for each source and sizes, and the
+programs stay in a folder that can be copied to a machine without that environment. `HOME` has both.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import keras
+
+from kernels_pallas.sizes import Sizes, results
+from kernels_xla.common import accelerator
+from kernels_xla.common.spec import Tensor
+
+HOME = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "flash-tf" / "pallas"  # noqa: TID251
+SOURCES = [Path(__file__).with_name(name) for name in ("chunk_kernels.py", "lower.py", "sizes.py")]
+# The environment's own packages come first: this one's parent folder may have another JAX.
+CHILD = "import sys; sys.path.append(sys.argv[1]); from kernels_pallas.lower import main; main(*sys.argv[2:])"
+HOPPER = (9, 0)
+
+
+def run(name: str, m: Sizes, *tensors: Tensor) -> list[Tensor]:
+    """Runs a kernel; see `chunk_kernels.launch`.
+
+    Raises:
+      ValueError: In TensorFlow, there is no program of the kernel, and no environment that can write it.
+    """
+    if keras.config.backend() == "jax":
+        from kernels_pallas import chunk_kernels
+
+        return chunk_kernels.launch(name, m, *tensors)
+    import tensorflow as tf
+    from tensorflow.compiler.tf2xla.python import xla
+
+    shapes, dtypes = zip(*results(name, m), strict=True)
+    # 10 is the calling convention: one platform, so no argument that says which.
+    options = {"version": 10, "platforms": ["CUDA"], "function_list": []}
+    types = [tf.dtypes.as_dtype(dtype) for dtype in dtypes]
+    return xla.call_module(tensors, module=_program(name, m), Sout=shapes, Tout=types, **options)
+
+
+def capability() -> tuple[int, int] | None:
+    """The compute capability of the backend's first GPU; None without one."""
+    if keras.config.backend() == "jax":
+        import jax
+
+        found = [device for device in jax.devices() if device.platform == "gpu"]
+        return tuple(map(int, found[0].compute_capability.split("."))) if found else None
+    import tensorflow as tf
+
+    gpus = tf.config.get_visible_devices("GPU")
+    return tf.config.experimental.get_device_details(gpus[0]).get("compute_capability") if gpus else None
+
+
+def obstacle(names: list[str], m: Sizes) -> str | None:
+    """What the kernels need here and what there is instead, or None if they run."""
+    if accelerator.traced_elsewhere() or (found := capability()) is None or found < HOPPER:
+        got = "a program for another machine" if accelerator.traced_elsewhere() else found and ".".join(map(str, found))
+        return f"an NVIDIA GPU of compute capability 9.0 or more, got {got}"
+    if keras.config.backend() == "jax":
+        return None if keras.distribution.distribution() is None else "one device, got a distribution over several"
+    try:
+        for name in names:
+            _program(name, m)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+@functools.cache
+def _program(name, m):
+    return programs([name], m)[name].read_bytes()
+
+
+def programs(names: list[str], m: Sizes) -> dict[str, Path]:
+    """The files with the kernels' programs, by name. Those that do not exist are written.
+
+    Raises:
+      ValueError: They cannot be written.
+    """
+    source = b"".join(path.read_bytes() for path in SOURCES)
+    key = hashlib.sha256(source + repr(m).encode()).hexdigest()[:16]
+    found = {name: HOME / "programs" / f"{name}-{key}.mlir" for name in names}
+    missing = {path.name: [name, dataclasses.asdict(m)] for name, path in found.items() if not path.exists()}
+    if missing:
+        _write(missing)
+    return found
+
+
+def _write(missing):
+    python = HOME / "env" / "bin" / "python"
+    if not python.exists():
+        raise ValueError(f"JAX 0.7.0 in {HOME / 'env'}, as docs/layers.md says, got none")
+    (HOME / "programs").mkdir(parents=True, exist_ok=True)
+    parent = str(Path(__file__).parents[1])
+    command = [python, "-I", "-c", CHILD, parent, HOME / "programs", json.dumps(missing)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        said = done.stderr.strip().splitlines()[-1:] or ["nothing"]
+        raise ValueError(f"a JAX in {HOME / 'env'} that lowers them, got {said[0]}")

@@ -1,0 +1,180 @@
+"""FLASH's fused core is the einsums' function, in value and every gradient, under every mask. Pallas interprets it."""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from flash_tf.layers import MixedChunkAttention
+from kernels_pallas import flash, programs, sizes
+from kernels_xla.flash.attention import mixed_chunk_attention
+from tests import backends
+from tests.numerics import ALIVE, BFLOAT16_FACTOR, FLOAT32, errors, masks
+
+HEADS = ("quad_q", "quad_k", "lin_q", "lin_k")
+B, N, S, E, C = 2, 37, 8, 16, 8
+CASES = {
+    "causal": {"causal": True},
+    "masked": {"causal": False},
+    "paper": {"causal": True, "scale": "paper_appendix", "chunk_divisor": True},
+}
+LAYOUTS = ("whole", "padded", "packed")
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    """Kernels by Pallas' interpreter, on either backend."""
+    from kernels_pallas import chunk_kernels
+
+    def run(name, m, *tensors):
+        if keras.config.backend() == "jax":
+            return chunk_kernels.launch(name, m, *tensors, interpret=True)
+        found = chunk_kernels.launch(name, m, *(np.asarray(x) for x in tensors), interpret=True)
+        return [ops.convert_to_tensor(np.asarray(x)) for x in found]
+
+    monkeypatch.setattr(programs, "run", run)
+
+
+def drawn(n=N):
+    rng = np.random.default_rng(0)
+    sizes = {"p": (B, n, 2 * E + S), "bias": (2 * E + S,), "a": (S,), "b": (S,), "scales": (4, S), "offsets": (4, S)}
+    drawn = {name: (1 if name in ("p", "scales") else 0.1) * rng.normal(size=size) for name, size in sizes.items()}
+    return {name: x.astype("float32").astype("float64") for name, x in drawn.items()}
+
+
+def heads(z, scales, offsets):
+    return {name: z * scales[i] + offsets[i] for i, name in enumerate(HEADS)}
+
+
+def fused(p, bias, a, b, scales, offsets, **options):
+    make = functools.partial(heads, scales=scales, offsets=offsets)
+    return flash.gated_mixed_chunk_attention(p, bias, make, a, b, value_width=E, chunk_size=C, **options)
+
+
+def einsums(p, bias, a, b, scales, offsets, **options):
+    u, v, z = ops.split(ops.silu(p + bias), [E, 2 * E], axis=-1)
+    return u * mixed_chunk_attention(**heads(z, scales, offsets), v=v, a=a, b=b, chunk_size=C, **options)
+
+
+def both(case, layout, n=N, dtype="float32"):
+    arrays, masked = drawn(n), masks(layout, B, n)
+    exact = backends.differentiate(einsums, CASES[case], arrays, masked, "float64")
+    return [backends.differentiate(f, CASES[case], arrays, masked, dtype) for f in (fused, einsums)], exact
+
+
+DEFAULT = [("causal", "packed", False), ("causal", "padded", True), ("masked", "whole", False)]
+ALL = [(case, layout, False) for case in CASES for layout in LAYOUTS]
+ALL += [("causal", layout, True) for layout in LAYOUTS]
+EVERY = [pytest.param(*one, marks=[] if one in DEFAULT else [pytest.mark.full]) for one in ALL]
+
+
+@pytest.mark.parametrize(("case", "layout", "sums_inside"), EVERY)
+def test_it_is_the_einsums_in_value_and_every_gradient(case, layout, sums_inside, interpreted, monkeypatch):
+    if sums_inside:
+        monkeypatch.setattr(sizes, "MULTIPROCESSORS", 1)
+    (got, _), exact = both(case, layout)
+    found = errors(got, exact)
+    assert max(found.values()) < FLOAT32, found
+    assert min(np.count_nonzero(x) / x.size for x in exact.values()) > ALIVE
+
+
+@pytest.mark.full
+def test_in_bfloat16_it_is_as_exact_as_the_einsums(interpreted):
+    (got, einsum), exact = both("causal", "whole", dtype="bfloat16")
+    found, least = errors(got, exact), errors(einsum, exact)
+    assert all(found[name] < BFLOAT16_FACTOR * least[name] for name in found), (found, least)
+
+
+LAYER = {"chunk_size": 16, "key_dim": 16, "causal": True}
+
+
+def step(layer, x, masked=None):
+    """The output of a training step, and the gradients of the input and of each weight, by name."""
+    weights = {f"w{i}": weight.value for i, weight in enumerate(layer.trainable_variables)}
+
+    def run(x, **given):
+        return layer.stateless_call([given[name] for name in weights], [], x, training=True, **(masked or {}))[0]
+
+    cotangent = lambda shape: np.random.default_rng(1).normal(size=shape)  # noqa: E731
+    out, gradients = backends.value_and_gradients(run, {"x": x, **weights}, cotangent)
+    return {name: backends.to_numpy(found) for name, found in {"out": out, **gradients}.items()}
+
+
+def test_a_layer_trains_with_them_as_with_einsums(interpreted, monkeypatch):
+    monkeypatch.setattr(programs, "obstacle", lambda names, m: None)
+    x = ops.convert_to_tensor(np.random.default_rng(0).normal(size=(2, 37, 16)), "float32")
+    layers = {name: MixedChunkAttention(**LAYER, implementation=name, name="mixer") for name in ("xla", "pallas")}
+    for layer in layers.values():
+        layer.build(x.shape)
+    layers["pallas"].set_weights(layers["xla"].get_weights())
+    found = {name: step(layer, x) for name, layer in layers.items()}
+    assert max(errors(found["pallas"], found["xla"]).values()) < FLOAT32
+    monkeypatch.setattr(programs, "run", None)  # whoever calls it, fails
+    layers["pallas"](x)
+    MixedChunkAttention(**LAYER)(x, training=True)
+    with pytest.raises(TypeError):
+        layers["pallas"](x, training=True)
+
+
+def test_one_line_says_what_they_need():
+    x = ops.ones((1, 16, 16))
+    with pytest.raises(ValueError, match=r"implementation 'pallas' needs an NVIDIA GPU of compute capability 9\.0"):
+        MixedChunkAttention(**LAYER, implementation="pallas")(x, training=True)
+    with pytest.raises(ValueError, match="widths that are multiples of 16, got float32, chunks of 12"):
+        MixedChunkAttention(12, key_dim=16, implementation="pallas")(x, training=True)
+    with pytest.raises(ValueError, match="needs .*'overlapping': False.*, got .*'overlapping': True"):
+        MixedChunkAttention(overlapping=True, implementation="pallas")
+    with pytest.raises(ValueError, match="implementation must be one of auto, xla, pallas, got 'cuda'"):
+        MixedChunkAttention(implementation="cuda")
+
+
+@pytest.mark.skipif((programs.capability() or (0, 0)) < programs.HOPPER, reason="needs an NVIDIA GPU from Hopper on")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("causal", "b", "n"), [(True, 6, 2048), (True, 2, 1000), (False, 2, 1000)])
+def test_a_layer_on_a_gpu_trains_with_them_as_with_einsums(causal, b, n, layout):
+    x = ops.cast(np.random.default_rng(0).normal(size=(b, n, 768)), "bfloat16")
+    masked = backends.tensors(masks(layout, b, n), "float32")
+    found, options = {}, {"causal": causal, "name": "mixer"}
+    layers = {
+        "pallas": MixedChunkAttention(**options, implementation="pallas", dtype="bfloat16"),
+        "xla": MixedChunkAttention(**options, implementation="xla", dtype="bfloat16"),
+        "exact": MixedChunkAttention(**options, implementation="xla", dtype="float32"),
+    }
+    for name, layer in layers.items():
+        layer.build(x.shape)
+        layer.set_weights([np.asarray(w, "float32") for w in layers["pallas"].get_weights()])
+        found[name] = step(layer, ops.cast(x, layer.compute_dtype), masked)
+    error = {name: errors(found[name], found["exact"]) for name in ("pallas", "xla")}
+    assert all(error["pallas"][k] < BFLOAT16_FACTOR * e for k, e in error["xla"].items()), error
+
+
+def of_base(b, n, **options):
+    given = {"value_width": 1536, "chunk_size": 256, "causal": True, "packed": False, **options}
+    return flash.sizes((b, n, 3200), "bfloat16", **given)
+
+
+def test_auto_takes_them_where_they_were_measured_to_be_faster():
+    assert flash.is_faster(of_base(8, 8192)) and flash.is_faster(of_base(32, 2048))
+    others = of_base(1, 65_536), of_base(8, 8192, packed=True), of_base(8, 8192, causal=False)
+    assert not any(map(flash.is_faster, others))
+
+
+def test_programs_are_kept_by_source_and_sizes(tmp_path, monkeypatch):
+    monkeypatch.setattr(programs, "HOME", tmp_path)
+    m = of_base(8, 8192)
+    with pytest.raises(ValueError, match=r"JAX 0\.7\.0 in .*env, as docs/layers.md says, got none"):
+        programs.programs(["gated"], m)
+    written = []
+
+    def write(missing):
+        (tmp_path / "programs").mkdir(exist_ok=True)
+        written.extend(missing.values())
+        for name in missing:
+            (tmp_path / "programs" / name).write_bytes(b"")
+
+    monkeypatch.setattr(programs, "_write", write)
+    assert programs.programs(["gated"], m) == programs.programs(["gated"], m)
+    assert programs.programs(["gated"], of_base(8, 4096)) != programs.programs(["gated"], m)
+    assert [name for name, _ in written] == ["gated", "gated"]
