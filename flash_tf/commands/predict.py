@@ -24,8 +24,9 @@ def add_arguments(parser) -> None:
 
 def run(args, log) -> None:
     from flash_tf import owned_files
+    from flash_tf.data.example_formats import format_of
     from flash_tf.data.rows import placed
-    from flash_tf.data.sources.example_files import ExampleFiles, format_of
+    from flash_tf.data.sources.example_files import ExampleFiles
     from flash_tf.training.predict import predict
     from flash_tf.training.restore import restore
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from flash_tf.data import pixels
 from flash_tf.data.packing import Field
 from flash_tf.data.rows import Placed, Row
 
@@ -45,8 +46,10 @@ class Keys:
         return found
 
     def text(self, placed: Placed, part: str) -> str:
-        """A part that must be a string."""
+        """A part that must be a string, or an image, which is read as words; see `flash_tf.data.pixels`."""
         found = self.get(placed, part)
+        if isinstance(found, np.ndarray) and found.dtype == np.uint8:
+            return pixels.as_text(found)
         if not isinstance(found, str):
             raise ValueError(f"{placed[0]}: {part} must be a string, got {found!r}")
         return found

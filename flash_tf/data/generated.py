@@ -1,8 +1,8 @@
 """Labelled examples that a generator makes: rows of token ids with a label at some of them."""
 
-import abc
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -41,10 +41,10 @@ class Draws:
         return found
 
 
-class Generated(abc.ABC):
+class Generated:
     """A source of made-up examples. The splits draw from streams of their own.
 
-    A subclass defines `words` and `make`.
+    A subclass defines `words`, and `make` or `made`.
 
     Args:
       train: Examples of the training split.
@@ -70,24 +70,28 @@ class Generated(abc.ABC):
         """The source's name in YAML, for messages."""
         return type(self).__module__.rpartition(".")[2]
 
-    @abc.abstractmethod
     def make(self, draws: Draws, count: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Some examples: for each the indices of its words, and the index of each word's label or `NONE`.
 
         A label is what to predict after reading the word and all words before it.
         """
+        raise NotImplementedError
+
+    def made(self, draws: Draws, count: int) -> Iterator[dict[str, Any]]:
+        """Some examples as records: `token_ids` and `labels`, int64 `[length]`, or a task's own keys."""
+        for words, labels in self.make(draws, count):
+            yield {"token_ids": words + FIRST, "labels": np.where(labels == NONE, NONE, labels + FIRST)}
 
     def shards(self, split: str) -> list[str]:
         """Names of the shards, each with up to `SHARD_EXAMPLES` examples."""
         count = -(-getattr(self, split) // SHARD_EXAMPLES)
         return [f"{split}-{i:05d}-of-{count:05d}" for i in range(count)]
 
-    def examples(self, split: str, shard: str) -> Iterator[dict[str, np.ndarray]]:
-        """The examples of a shard: `token_ids` and `labels`, int64 `[length]`."""
+    def examples(self, split: str, shard: str) -> Iterator[dict[str, Any]]:
+        """The examples of a shard."""
         index = self.shards(split).index(shard)
         count = min(SHARD_EXAMPLES, getattr(self, split) - index * SHARD_EXAMPLES)
-        for words, labels in self.make(Draws(self.seed, SPLITS.index(split), index), count):
-            yield {"token_ids": words + FIRST, "labels": np.where(labels == NONE, NONE, labels + FIRST)}
+        yield from self.made(Draws(self.seed, SPLITS.index(split), index), count)
 
     def identity(self) -> dict:
         """The source's name and options."""

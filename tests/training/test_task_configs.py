@@ -8,10 +8,12 @@ import pytest
 import tensorflow_datasets as tfds
 
 from flash_tf import config
+from flash_tf.data.sources import SOURCES
 from flash_tf.training import loop
 from flash_tf.training.tasks import TASKS
 from tests.contracts.test_configs import SMALL, shrunk
 from tests.data.test_example_sources import TEXT, store
+from tests.data.test_long_range_sources import release
 from tests.training import runs
 
 pytestmark = pytest.mark.full
@@ -45,6 +47,11 @@ QUESTIONS = {
         "answer": {"aliases": SEQUENCE(TEXT), "normalized_aliases": SEQUENCE(TEXT), "type": TEXT, "value": TEXT},
     },
 }
+IMAGE = tfds.features.Image(shape=(32, 32, 3))
+ARENA = {
+    "imdb_reviews/plain_text:1.0.0": {"text": TEXT, "label": CLASS[2]},
+    "cifar10:3.0.2": {"id": TEXT, "image": IMAGE, "label": tfds.features.ClassLabel(num_classes=10)},
+}
 TASK_CONFIGS = [name for name in config.names() if config.load(name).model["type"] in TASKS]
 
 
@@ -61,7 +68,9 @@ def filled(feature, draw):
         if isinstance(inner, tfds.features.FeaturesDict):
             return {name: [filled(one, draw) for _ in range(2)] for name, one in inner.items()}
         return [text(draw, 1) for _ in range(2)]
-    if feature in CLASS.values() or feature in (np.float32, INTEGER):
+    if feature is IMAGE:
+        return np.frombuffer(draw.randbytes(32 * 32 * 3), "uint8").reshape(32, 32, 3)
+    if isinstance(feature, tfds.features.ClassLabel) or feature in (np.float32, INTEGER):
         return draw.randrange(2)
     return text(draw)
 
@@ -78,11 +87,29 @@ def example(name, features, draw):
 def of_tfds(folder, source, draw):
     """Writes the dataset that a config names. Returns the option that finds it."""
     name, _, task = source["name"].partition("/")
-    stored = {f"glue/{task}:2.0.0": {**GLUE[task], "idx": INTEGER}} if name == "glue" else QUESTIONS
+    stored = {f"glue/{task}:2.0.0": {**GLUE[task], "idx": INTEGER}} if name == "glue" else {**QUESTIONS, **ARENA}
     ((full, features),) = ((full, found) for full, found in stored.items() if full.startswith(source["name"]))
     rows = [example(full, features, draw) for _ in range(12)]
     store(folder, full, features, train=rows, **{source.get("validation_split", "validation"): rows[:5]})
     return f"data.source.data_dir={folder}"
+
+
+def of_words(folder, source, draw):
+    """The options of a source that has words of its own, with little to read."""
+    if source["type"] == "pathfinder_files":
+        release(folder)
+        return f"data.source.data_dir={folder}"
+    if source["type"] == "list_ops_files":
+        (folder / "list_ops.tsv").write_text("Source\tTarget\n" + "( ( [MAX 2 ) 9 ) ]\t9\n" * 12)
+        return f"data.source={{type: list_ops_files, train: {folder}/*.tsv, validation: {folder}/*.tsv}}"
+    return f"data.source={ {**source, 'size': 16, 'train': 4, 'validation': 2} }"
+
+
+def of_table(folder, source, draw):
+    """The option that finds a table with the config's keys."""
+    row = lambda i: [f"{i % 2}.0", "a", "b", text(draw), text(draw)]  # noqa: E731
+    (folder / "pairs.tsv").write_text("".join("\t".join(row(i)) + "\n" for i in range(12)))
+    return f"data.source={ {**source, 'train': f'{folder}/*.tsv', 'validation': f'{folder}/*.tsv'} }"
 
 
 def of_files(folder, loaded, draw):
@@ -104,11 +131,16 @@ def of_files(folder, loaded, draw):
 def test_the_config_of_a_task_takes_a_step_on_examples_with_the_real_features(name, tmp_path):
     loaded, draw = config.load(name), random.Random(0)
     source = loaded.data.source
-    found = of_tfds(tmp_path, source, draw) if source["type"] == "tfds" else of_files(tmp_path, loaded, draw)
+    if hasattr(SOURCES.get(source["type"]), "words"):
+        found = of_words(tmp_path, source, draw)
+    elif source["type"] == "tfds":
+        found = of_tfds(tmp_path, source, draw)
+    else:
+        found = of_table(tmp_path, source, draw) if "keys" in source else of_files(tmp_path, loaded, draw)
     steps = ("train.steps=1", "optimizer.warmup_steps=0", "evaluation.every=null", "train.precision=float32")
     size = 300 if loaded.data.whitespace == "keep" else 60  # with a piece for each byte
-    small = shrunk(
-        name, {**SMALL, "vocabulary_size": size}, found, "model.remat=false", *steps, "train.jit_compile=false"
-    )
+    sizes = {**SMALL, "vocabulary_size": size if loaded.model["vocabulary_size"] > 300 else None}
+    kept = {key: value for key, value in sizes.items() if value is not None}
+    small = shrunk(name, kept, found, "model.remat=false", *steps, "train.jit_compile=false")
     evaluation = loop.train(small, str(tmp_path / "run"), runs.Lines())
     assert np.isfinite(evaluation["loss"]) and small.evaluation.metric in evaluation

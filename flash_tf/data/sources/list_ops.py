@@ -1,15 +1,15 @@
 """ListOps."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
-from flash_tf.data.generated import NONE, Draws, Generated
+from flash_tf.data import list_ops_words
+from flash_tf.data.generated import Draws, Generated
+from flash_tf.data.list_ops_words import END, OPERATORS
 from flash_tf.data.sources import SOURCES
 
-OPERATORS = ["[MIN", "[MAX", "[MED", "[SM"]
-DIGITS = list(range(10))
-END = "]"
 OPERATES = 0.25  # the probability that a node is an operator
 BLOCK = 4096  # numbers drawn at a time
 
@@ -25,6 +25,8 @@ class ListOps(Generated):
     (Tay et al., arXiv:2011.04006), whose sizes are the defaults: a node above the last level is an operator with
     probability 1/4, and has 2 to `arguments` children. Trees outside of the lengths are drawn again.
 
+    A causal model gets ids and a label after the last one; a classifier of ten classes gets `text` and `label`.
+
     Args:
       min_length: Words of an expression are more than this.
       max_length: Words of an expression are fewer than this.
@@ -35,7 +37,7 @@ class ListOps(Generated):
       seed: See `Generated`.
     """
 
-    words = [*OPERATORS, END, *map(str, DIGITS)]
+    words = list_ops_words.WORDS
 
     def __init__(
         self,
@@ -56,17 +58,14 @@ class ListOps(Generated):
             )
         self.min_length, self.max_length, self.depth, self.arguments = min_length, max_length, depth, arguments
 
-    def make(self, draws: Draws, count: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        index = {word: i for i, word in enumerate(self.words)}
+    def made(self, draws: Draws, count: int) -> Iterator[dict[str, Any]]:
         numbers = _numbers(draws)
         for _ in range(count):
             words, value = [], 0
             while not self.min_length < len(words) < self.max_length:
                 words = []
                 value = self._tree(numbers, 1, words)
-            labels = np.full(len(words), NONE)
-            labels[-1] = index[str(value)]
-            yield np.array([index[word] for word in words]), labels
+            yield list_ops_words.example(words, value)
 
     def _tree(self, numbers, level, words):
         """Appends the words of a tree, and returns its value. A tree that has become too long ends early."""

@@ -1,0 +1,102 @@
+"""Files of labelled examples: which there are, and the records in them."""
+
+import glob
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+Record = dict[str, Any]
+
+
+def listed(globs: str | list[str]) -> list[str]:
+    """One glob or several as a list."""
+    return [globs] if isinstance(globs, str) else list(globs)
+
+
+def matching(globs: list[str], split: str, source: str) -> list[str]:
+    """The files that match globs, in the order of the globs, and within a glob of the paths. `~` is the home folder.
+
+    Raises:
+      ValueError: A glob matches none. The message names the split and the source.
+    """
+    found = []
+    for pattern in globs:
+        there = sorted(glob.glob(os.path.expanduser(pattern)))
+        if not there:
+            raise ValueError(f"source {source!r} needs files for {split}, but {pattern!r} matches none")
+        found += there
+    return list(dict.fromkeys(found))
+
+
+def with_sizes(paths: list[str]) -> list:
+    """Files with their bytes, for a source's identity."""
+    return [[path, os.path.getsize(path)] for path in paths]
+
+
+def format_of(path: str) -> Callable[[str], Iterator[Record]]:
+    """The reader of a file, by the end of its name."""
+    if (reader := FORMATS.get(os.path.splitext(path)[1])) is None:
+        raise ValueError(f"{path} needs one of the endings {', '.join(FORMATS)}")
+    return reader
+
+
+def json_lines(path: str) -> Iterator[Record]:
+    """The JSON object of each line that is not empty."""
+    for number, line in enumerate(_lines(path), 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}, line {number} needs JSON, got {line.strip()[:40]!r}: {error.msg}") from None
+        if not isinstance(record, dict):
+            raise ValueError(f"{path}, line {number} needs a JSON object, got a {type(record).__name__}")
+        yield record
+
+
+def tab_separated(path: str, keys: list[str] | None = None) -> Iterator[Record]:
+    """The lines of a table, whose first has the keys unless they are given. Every value is a string."""
+    for number, line in enumerate(_lines(path), 1):
+        row = line.rstrip("\r\n").split("\t")  # the module csv refuses fields of more than 128 kB
+        if keys is None:
+            keys = row
+        elif row != [""] and len(row) != len(keys):
+            raise ValueError(f"{path}, line {number} needs {len(keys)} columns, got {len(row)}")
+        elif row != [""]:
+            yield dict(zip(keys, row, strict=True))
+
+
+def parquet(path: str) -> Iterator[Record]:
+    """The rows of a Parquet file."""
+    import pyarrow.parquet  # heavy; comes with TensorFlow Datasets
+
+    try:
+        batches = pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=4096)
+        yield from itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
+    except pyarrow.ArrowInvalid as error:
+        raise ValueError(f"{path} is not a whole Parquet file: {error}") from None
+
+
+def squad(path: str) -> Iterator[Record]:
+    """The questions of a file as SQuAD's, each with its context and the lists `text` and `answer_start` of answers."""
+    try:
+        articles = json.loads("".join(_lines(path)))["data"]
+        for paragraph in (one for article in articles for one in article["paragraphs"]):
+            for question in paragraph["qas"]:
+                answers = {key: [one[key] for one in question["answers"]] for key in ("text", "answer_start")}
+                yield {"context": paragraph["context"], **question, "answers": answers}
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} needs the layout of SQuAD's files, got {type(error).__name__}: {error}") from None
+
+
+def _lines(path):
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        try:
+            yield from file
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path} needs UTF-8 text, got byte 0x{error.object[error.start]:02x}") from None
+
+
+FORMATS = {".jsonl": json_lines, ".tsv": tab_separated, ".parquet": parquet, ".json": squad}
