@@ -135,11 +135,14 @@ class EvaluationConfig:
     every: int | None = 5_000  # steps; null: at the end only
     windows: int | None = None  # number of windows of the validation split; null: all
     metric: str = "loss"  # marks the best checkpoint: the lowest loss, or the highest value of a task's metric
+    patience: int | None = None  # evaluations in a row without a better `metric` that end the run; null: none do
 
     def __post_init__(self):
-        for name in ("every", "windows"):
+        for name in ("every", "windows", "patience"):
             if getattr(self, name) is not None:
                 _positive(self, "evaluation", name)
+        if self.patience is not None and self.every is None:
+            raise ValueError(f"evaluation.patience ({self.patience}) needs evaluation.every, got null")
 
 
 def _is_address(text):

@@ -110,18 +110,21 @@ def _train(run, owner):
             ],
         )
         metrics.begin()
-        for until in _evaluation_steps(config, run.evaluated):
+        for until in _evaluation_steps(run):
             metrics.restart_clock()
             with errors_of(stream):
                 controller.train(steps=until, checkpoint_at_completion=False)
                 with signals.evaluation():
-                    run.evaluation = {"step": until, **controller.evaluate()}
+                    run.take({"step": until, **controller.evaluate()})
             progress.status(*evaluation_parts(run.evaluation), keep=True)
             evaluations.append([run.evaluation])
             run.save()
-    if not run.evaluation:
+    if run.stale:
+        evaluation = config.evaluation
+        progress.line(f"stopped early: no better {evaluation.metric} in {evaluation.patience} evaluations in a row")
+    elif not run.evaluation:
         progress.line(f"the run has all of its {config.train.steps:,} steps: evaluating the last one again")
-    return run.evaluation or {"step": config.train.steps, **evaluator.evaluate(None)}
+    return run.evaluation or {"step": int(run.step.numpy()), **evaluator.evaluate(None)}
 
 
 def evaluate(model_dir: str, progress: Progress, checkpoint: str | int = "best") -> dict:
@@ -184,11 +187,11 @@ def make_evaluator(
     )
 
 
-def _evaluation_steps(config, step) -> Iterator[int]:
-    """The steps after `step` at which to evaluate: every multiple of `evaluation.every`, and the last step."""
-    last = config.train.steps
-    every = config.evaluation.every or last
-    while step < last:
+def _evaluation_steps(run) -> Iterator[int]:
+    """The next steps at which to evaluate: every multiple of `evaluation.every`, and the last; none of a stale run."""
+    step, last = run.evaluated, run.config.train.steps
+    every = run.config.evaluation.every or last
+    while step < last and not run.stale:
         step = min(step - step % every + every, last)
         yield step
 

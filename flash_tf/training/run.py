@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -55,6 +56,8 @@ class Run:
       saved: Step of the checkpoint that this process wrote or restored last.
       evaluated: Evaluations up to this step are done.
       evaluation: The last evaluation, with its `step`; empty before the first.
+      best: The rank of the best evaluation; the lower, the better.
+      waited: Evaluations since the best one.
     """
 
     config: Config
@@ -70,6 +73,8 @@ class Run:
     saved: int | None = None
     evaluated: int = 0
     evaluation: dict = dataclasses.field(default_factory=dict)
+    best: float = math.inf
+    waited: int = 0
 
     @property
     def chief(self) -> bool:
@@ -101,13 +106,27 @@ class Run:
             raise self.diverged(f"{bad} is not finite after step {step}")
         if self.chief:
             loss = self._ranked(self.evaluation) if self.evaluation.get("step") == step else {}
+            waiting = {"best": self.best, "waited": self.waited} if math.isfinite(self.best) else {}
             if new:
-                notes = {"step": step, "position": self.position, "seed": self.config.train.seed}
+                notes = {"step": step, "position": self.position, "seed": self.config.train.seed, **waiting}
                 self.checkpoints.save(self.variables, {**notes, "tokenizer": self.tokenizer.fingerprint, **loss})
             elif loss:
-                self.checkpoints.note(step, loss)
+                self.checkpoints.note(step, {**loss, **waiting})
             self.checkpoints.prune(self.config.train.keep)
         self.saved = step
+
+    def take(self, evaluation: dict) -> None:
+        """Takes an evaluation of this step as the last one, and counts since which there was no better one."""
+        self.evaluation = evaluation
+        ranked = self._ranked(evaluation)
+        rank = ranked.get("rank", ranked["loss"])
+        self.best, self.waited = (rank, 0) if rank < self.best else (self.best, self.waited + 1)
+
+    @property
+    def stale(self) -> bool:
+        """Whether `evaluation.patience` has ended the run."""
+        patience = self.config.evaluation.patience
+        return patience is not None and self.waited >= patience
 
     def _ranked(self, evaluation):
         """An evaluation's loss, and the rank that another metric gives the checkpoint."""
@@ -184,6 +203,7 @@ def open_run(
         step.assign(notes["step"])
         run.saved = notes["step"]
         run.evaluated = notes["step"] - ("loss" not in notes)
+        run.best, run.waited = notes.get("best", math.inf), notes.get("waited", 0)
         progress.line(f"going on from step {notes['step']:,}")
     return run
 

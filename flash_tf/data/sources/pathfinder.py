@@ -12,7 +12,7 @@ from flash_tf.data.sources import SOURCES
 
 UNIT = 32.0  # the side of a picture, in which all lengths are given
 STEP, DASH, THICK, MARKER = 2.6, 1.6, 0.8, 1.4  # from dash to dash, a dash, its width, the radius of a marker
-APART, MARGIN = 2.3, 2.0  # from the middle of a dash to those of other dashes, and to the edge
+APART, MARGIN = 2.3, 2.0  # least distances of the middle of a dash: from other dashes, and from the edge
 BEND = 0.6  # the largest turn from dash to dash, in radians
 TRIES, BACK, PATIENCE = 6, 4, 8  # tries of a dash; dashes taken back after them; dashes tried for each of a path
 
