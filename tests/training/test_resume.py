@@ -60,7 +60,7 @@ def test_the_lengths_of_loops_change_no_bit_of_a_run_that_xla_compiles(tmp_path)
 
 def test_a_signal_during_tokenising_ends_the_run_at_once_and_the_same_command_goes_on(tmp_path, monkeypatch):
     runs.corpus(tmp_path)
-    path, batches = runs.write(tmp_path), token_cache._batches
+    path, batches = runs.write(tmp_path), token_cache.text_batches
 
     def endless(documents):
         while signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # the run has not begun to listen
@@ -69,11 +69,11 @@ def test_a_signal_during_tokenising_ends_the_run_at_once_and_the_same_command_go
         os.kill(os.getpid(), signal.SIGTERM)
         yield from itertools.repeat(["some words"])
 
-    monkeypatch.setattr(token_cache, "_batches", endless)
+    monkeypatch.setattr(token_cache, "text_batches", endless)
     shown = runs.train(path, tmp_path / "run")
     assert "SIGTERM: saving after this loop of steps" in shown and "step 1/" not in shown
     assert not list((tmp_path / "run/tokens").rglob("*.partial"))
-    monkeypatch.setattr(token_cache, "_batches", batches)
+    monkeypatch.setattr(token_cache, "text_batches", batches)
     assert "step 8/8" in runs.train(path, tmp_path / "run")
 
 
