@@ -21,8 +21,15 @@ from kernels_xla.common.spec import Tensor
 
 HOME = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "flash-tf" / "pallas"  # noqa: TID251
 SOURCES = [Path(__file__).with_name(name) for name in ("chunk_kernels.py", "lower.py", "sizes.py")]
-# The environment's own packages come first: this one's parent folder may have another JAX.
-CHILD = "import sys; sys.path.append(sys.argv[1]); from kernels_pallas.lower import main; main(*sys.argv[2:])"
+JAX, TENSORFLOW = "0.7.", "2.20."  # what was tried: an MLIR of this JAX is read by this TensorFlow
+CHILD = f"""
+import sys, jax
+if not jax.__version__.startswith({JAX!r}):
+    sys.exit("JAX " + jax.__version__)
+sys.path.append(sys.argv[1])  # last, because that folder may have another JAX
+from kernels_pallas.lower import main
+main(*sys.argv[2:])
+"""
 HOPPER = (9, 0)
 
 
@@ -66,6 +73,10 @@ def obstacle(names: list[str], m: Sizes) -> str | None:
         return f"an NVIDIA GPU of compute capability 9.0 or more, got {got}"
     if keras.config.backend() == "jax":
         return None if keras.distribution.distribution() is None else "one device, got a distribution over several"
+    import tensorflow as tf
+
+    if not tf.__version__.startswith(TENSORFLOW):
+        return f"TensorFlow {TENSORFLOW}x, got {tf.__version__}"
     try:
         for name in names:
             _program(name, m)
@@ -97,11 +108,11 @@ def programs(names: list[str], m: Sizes) -> dict[str, Path]:
 def _write(missing):
     python = HOME / "env" / "bin" / "python"
     if not python.exists():
-        raise ValueError(f"JAX 0.7.0 in {HOME / 'env'}, as docs/layers.md says, got none")
+        raise ValueError(f"JAX {JAX}0 in {HOME / 'env'}, as docs/layers.md says, got none")
     (HOME / "programs").mkdir(parents=True, exist_ok=True)
     parent = str(Path(__file__).parents[1])
     command = [python, "-I", "-c", CHILD, parent, HOME / "programs", json.dumps(missing)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         said = done.stderr.strip().splitlines()[-1:] or ["nothing"]
-        raise ValueError(f"a JAX in {HOME / 'env'} that lowers them, got {said[0]}")
+        raise ValueError(f"JAX {JAX}0 in {HOME / 'env'} to lower them, got {said[0]}")

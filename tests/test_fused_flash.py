@@ -98,6 +98,7 @@ def step(layer, x, masked=None):
         return layer.stateless_call([given[name] for name in weights], [], x, training=True, **(masked or {}))[0]
 
     cotangent = lambda shape: np.random.default_rng(1).normal(size=shape)  # noqa: E731
+    run = run if masked is None else backends.compiled(run)
     out, gradients = backends.value_and_gradients(run, {"x": x, **weights}, cotangent)
     return {name: backends.to_numpy(found) for name, found in {"out": out, **gradients}.items()}
 
