@@ -204,6 +204,7 @@ class Config:
     evaluation: EvaluationConfig = EvaluationConfig()
     strategy: StrategyConfig = StrategyConfig()
     profile: ProfileConfig | None = None  # null: no profile
+    wandb: str | None = None  # the project of Weights & Biases that gets a copy of the records; null: none does
     init_from: str | None = None  # a run or a preset with the weights to start from; null: new weights
     paper: str | None = None  # the source of the system, for `flash-tf list`
 

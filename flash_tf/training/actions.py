@@ -13,6 +13,7 @@ from flash_tf.config import ProfileConfig, TrainConfig
 from flash_tf.profiling import latency
 from flash_tf.profiling.capture import Capture
 from flash_tf.training import workers
+from flash_tf.training.mirror import Mirror
 from flash_tf.training.progress import Clock, Progress, lasting, perplexity, training_parts
 from flash_tf.training.run_directory import Records
 from flash_tf.training.trainer import COLUMNS, Trainer
@@ -50,6 +51,7 @@ class Metrics:
       config: The run's train section.
       flops_per_step: Model FLOPs of a step.
       peak: FLOP/s of the devices; None if unknown.
+      mirror: Gets a copy of the records.
     """
 
     def __init__(
@@ -62,8 +64,10 @@ class Metrics:
         config: TrainConfig,
         flops_per_step: int,
         peak: float | None,
+        mirror: Mirror,
     ):
         self._trainer, self._step, self._records, self._progress = trainer, step, records, progress
+        self._mirror = mirror
         self._steps, self._tokens_per_step = config.steps, config.tokens_per_step
         self._flops_per_step, self._peak, self._clock = flops_per_step, peak, Clock()
         self._of_tokens = trainer.model.predicts_tokens
@@ -87,6 +91,7 @@ class Metrics:
             of_tokens = {"perplexity": perplexity(record["loss"])} if self._of_tokens else {}
             lines.append({**record, **of_tokens, "tokens_per_second": round(rate, 1)})
         self._records.append(lines)
+        self._mirror("train", lines)
         mfu = self._flops_per_step * len(history) / seconds / self._peak if self._peak else None
         left = (self._steps - last) * seconds / len(history)
         line = {"tokens_per_second": rate, "mfu": mfu, "left": left, "waiting": self._trainer.waiting}

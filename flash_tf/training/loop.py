@@ -14,7 +14,7 @@ from flash_tf.data.sources import SOURCES
 from flash_tf.data.stream import EvaluationBatches
 from flash_tf.data.tokenizer import Tokenizer
 from flash_tf.profiling import latency
-from flash_tf.training import actions, given, modelling, preflight, profile, run_directory, workers
+from flash_tf.training import actions, given, mirror, modelling, preflight, profile, run_directory, workers
 from flash_tf.training.evaluator import Evaluator, TaskEvaluator
 from flash_tf.training.owner import Owner
 from flash_tf.training.progress import Progress, evaluation_parts, peak_flops
@@ -57,11 +57,11 @@ def train(
     with workers.together(strategy), Owner(model_dir if is_chief(strategy) else None, progress.line) as owner:
         begins()
         run = open_run(config, model_dir, strategy, progress, extends)
-        with run.begun():
-            return _train(run, owner)
+        with run.begun(), mirror.mirrored(config, model_dir, run.chief, progress.line) as copy:
+            return _train(run, owner, copy)
 
 
-def _train(run, owner):
+def _train(run, owner, copy):
     config, model_dir, progress, stream = run.config, run.model_dir, run.progress, open_stream(run)
     if run.chief:
         run.checkpoints.set_aside(after=int(run.step.numpy()))
@@ -83,6 +83,7 @@ def _train(run, owner):
         config=config.train,
         flops_per_step=modelling.training_flops_per_step(config, run.model),
         peak=peak_flops(device_name(), config.train.precision, run.strategy.num_replicas_in_sync),
+        mirror=copy,
     )
     evaluations = run.records(run_directory.EVALUATIONS, run.evaluated)
     folder = f"{model_dir}/profile" if run.chief else None
@@ -118,6 +119,7 @@ def _train(run, owner):
                     run.take({"step": until, **controller.evaluate()})
             progress.status(*evaluation_parts(run.evaluation), keep=True)
             evaluations.append([run.evaluation])
+            copy("validation", [run.evaluation])
             run.save()
     if run.stale:
         evaluation = config.evaluation

@@ -9,7 +9,7 @@ from flash_tf import model_stats, owned_files, presets
 from flash_tf.config import Config
 from flash_tf.data import tokenizers
 from flash_tf.data.sources import SOURCES
-from flash_tf.training import modelling, run_directory
+from flash_tf.training import mirror, modelling, run_directory
 from flash_tf.training.run import tokenizer_of_words, tokens_folder
 from flash_tf.training.strategy import check_devices
 from flash_tf.training.tasks import Classification, objective_of
@@ -72,6 +72,7 @@ def missing(config: Config, model: keras.Model, model_dir: str | None = None) ->
         lambda: _tokenizer(config, model_dir),
         lambda: _start(config, model_dir),
         lambda: check_devices(config.strategy),
+        lambda: mirror.check(config),
         lambda: _memory(model),
     )
     for need in needs:

@@ -24,10 +24,12 @@ MAY_CHANGE = (  # options that may differ between two starts of one run
     "train.keep",
     "train.jit_compile",
     "evaluation.every",
+    "evaluation.patience",
     "strategy.",
     "data.cache",
     "profile",
     "paper",
+    "wandb",
 )
 EXTENDED = ("train.steps", "optimizer.schedule_steps", "optimizer.constant_after")  # options that --extend changes
 

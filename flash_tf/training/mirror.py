@@ -1,0 +1,65 @@
+"""Mirrors the records of a run to Weights & Biases."""
+
+import contextlib
+import importlib.util
+import os
+import uuid
+from collections.abc import Callable, Iterator
+
+import tensorflow as tf
+
+from flash_tf import config as configs
+from flash_tf import owned_files
+
+ID = "wandb.txt"  # holds the run's id there, so that a resumed run goes on in the same place
+Mirror = Callable[[str, list[dict]], None]  # takes the kind of some records, and the records
+
+
+def check(config: configs.Config) -> None:
+    """Raises a ValueError if the records are to be mirrored and the library is not there."""
+    if config.wandb is not None and importlib.util.find_spec("wandb") is None:
+        raise ValueError("wandb needs the package of this name: pip install 'flash-tf[wandb]', or set wandb=null")
+
+
+@contextlib.contextmanager
+def mirrored(config: configs.Config, model_dir: str, chief: bool, report: Callable[[str], None]) -> Iterator[Mirror]:
+    """A function that copies records to the project `config.wandb`; one that does nothing if there is none.
+
+    The library's own settings say whether it is online: `WANDB_MODE=offline` keeps all in the model directory, until
+    `wandb sync`.
+
+    Args:
+      config: The experiment.
+      model_dir: The model directory.
+      chief: Whether this process writes records.
+      report: Called with a line that says where the copies are.
+    """
+    if config.wandb is None or not chief:
+        yield lambda kind, records: None
+        return
+    import wandb  # slow
+
+    local = {"dir": model_dir} if owned_files.is_local(model_dir) else {}
+    settings = wandb.Settings(silent=True, console="off")
+    about = {"name": os.path.basename(model_dir.rstrip("/")), "config": configs.to_mapping(config), **local}
+    try:
+        run = wandb.init(project=config.wandb, id=_id(model_dir), resume="allow", settings=settings, **about)
+    except wandb.errors.Error as error:
+        raise ValueError(f"wandb {config.wandb!r}: {' '.join(str(error).split())}") from None
+    report(f"mirroring the records to {run.url or run.dir}")
+
+    def mirror(kind, records):
+        for record in records:
+            run.log({f"{kind}/{name}": value for name, value in record.items() if name != "step"}, step=record["step"])
+
+    with run:
+        yield mirror
+
+
+def _id(model_dir):
+    path = f"{model_dir}/{ID}"
+    if not tf.io.gfile.exists(path):
+        with tf.io.gfile.GFile(path, "w") as file:
+            file.write(uuid.uuid4().hex)
+    with tf.io.gfile.GFile(path) as file:
+        return file.read().strip()
