@@ -126,6 +126,15 @@ class PreparedSplit:
             gone = next(path for path in map(self.path, range(self.files)) if os.path.basename(path) not in there)
             raise ValueError(f"{gone} is missing, and {MANIFEST} names it: run the same `flash-tf prepare` again")
 
+    def fault(self) -> OSError | None:
+        """What is wrong with the first file that is missing or has another size; None if all are whole."""
+        for number in range(self.files):
+            try:
+                self._open(number)
+            except OSError as error:
+                return error
+        return None
+
     def read(self, numbers: np.ndarray) -> Batch:
         """Windows by their numbers in stored order: each field int32 `[k, length]`.
 

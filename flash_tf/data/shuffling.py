@@ -10,6 +10,7 @@ import numpy as np
 
 WORD = 2**32
 ROUNDS = 6
+GOLDEN = 0x9E3779B9  # 2^32 over the golden ratio: the rounds' keys lie far apart
 
 
 def mixed(x: Any) -> Any:
@@ -39,7 +40,7 @@ def turned(x: Any, base: Any, key: Any) -> Any:
     """A number below base^2 as another one, one to one: a Feistel network."""
     left, right = x // base, x % base
     for number in range(ROUNDS):
-        left, right = right, left ^ (mixed(right ^ mixed(key ^ number)) % base)
+        left, right = right, left ^ (mixed(right ^ ((key + number * GOLDEN) % WORD)) % base)
     return left * base + right
 
 

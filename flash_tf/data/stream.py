@@ -190,6 +190,15 @@ class EvaluationBatches:
     def __len__(self) -> int:
         return -(-self._count // self._batch_size)
 
+    def dataset(self, pipelines: int = 1, pipeline: int = 0) -> tf.data.Dataset:
+        """The batches as a dataset, or one input pipeline's share of each; `WindowStream.dataset` has the rule."""
+        first = next(iter(self))
+        signature = {name: tf.TensorSpec(x.shape, x.dtype) for name, x in first.items()}
+        share = self._batch_size // pipelines
+        begin = pipeline * share
+        dataset = tf.data.Dataset.from_generator(lambda: iter(self), output_signature=signature)
+        return dataset.map(lambda batch: {name: x[begin : begin + share] for name, x in batch.items()})
+
     def __iter__(self) -> Iterator[Batch]:
         """Yields batches like `WindowStream.batch`. The epoch is 0, and the numbers count through the split."""
         sizes = np.array([len(windows) for windows in self._shards])

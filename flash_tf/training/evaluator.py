@@ -8,6 +8,7 @@ import numpy as np
 import orbit
 import tensorflow as tf
 
+from flash_tf.data.prepared_input import PreparedBatches
 from flash_tf.data.stream import EvaluationBatches
 
 
@@ -30,7 +31,7 @@ class Evaluator(orbit.AbstractEvaluator):
         model,
         objective,
         strategy,
-        batches: Callable[[], EvaluationBatches],
+        batches: Callable[[], EvaluationBatches | PreparedBatches],
         counts_words: bool,
         on_progress: Callable[[int, int], None] = lambda done, total: None,
         jit_compile: bool = False,
@@ -42,7 +43,7 @@ class Evaluator(orbit.AbstractEvaluator):
         self._step = tf.function(self._all_replicas, autograph=False)
 
     @functools.cached_property
-    def batches(self) -> EvaluationBatches:
+    def batches(self) -> EvaluationBatches | PreparedBatches:
         """The windows of the validation split. Their first use tokenises it."""
         return self._make_batches()
 
@@ -60,14 +61,9 @@ class Evaluator(orbit.AbstractEvaluator):
             self._on_progress(done + 1, len(self.batches))
 
     def _dataset(self, context):
-        batches, pipelines = self.batches, context.num_input_pipelines
-        first = next(iter(batches))
-        signature = {name: tf.TensorSpec(x.shape, x.dtype) for name, x in first.items()}
-        share = len(first["tokens"]) // pipelines
-        begin = context.input_pipeline_id * share
-        dataset = tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=signature)
-        dataset = dataset.map(lambda batch: {name: x[begin : begin + share] for name, x in batch.items()})
-        return per_replica(dataset, share, context)
+        pipelines = context.num_input_pipelines
+        dataset = self.batches.dataset(pipelines, context.input_pipeline_id)
+        return per_replica(dataset, dataset.element_spec["tokens"].shape[0], context)
 
     def _all_replicas(self, batch):
         sums = self.strategy.run(self._sums, args=(batch,))

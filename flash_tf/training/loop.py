@@ -10,6 +10,7 @@ import orbit
 import tensorflow as tf
 
 from flash_tf.config import Config
+from flash_tf.data.prepared_input import PreparedBatches
 from flash_tf.data.sources import SOURCES
 from flash_tf.data.stream import EvaluationBatches
 from flash_tf.data.tokenizer import Tokenizer
@@ -19,7 +20,15 @@ from flash_tf.training.evaluator import Evaluator, TaskEvaluator
 from flash_tf.training.owner import Owner
 from flash_tf.training.progress import Progress, evaluation_parts, peak_flops
 from flash_tf.training.restore import restore
-from flash_tf.training.run import errors_of, make_cache, make_packing, make_trainer, open_run, open_stream
+from flash_tf.training.run import (
+    errors_of,
+    make_cache,
+    make_packing,
+    make_trainer,
+    open_run,
+    open_stream,
+    prepared_text,
+)
 from flash_tf.training.strategy import device_name, is_chief, make_strategy
 from flash_tf.training.tasks import TaskObjective, objective_of
 from flash_tf.training.trainer import uses_xla
@@ -170,13 +179,13 @@ def make_evaluator(
       ValueError: The source has no validation split.
     """
     objective = objective_of(config)(config, tokenizer)
-    batches = functools.partial(
-        EvaluationBatches,
-        make_cache(config, model_dir, tokenizer, "validation", progress.tokenised),
-        make_packing(config, objective, model),
-        batch_size=batch_size,
-        windows=config.evaluation.windows,
-    )
+    packing = make_packing(config, objective, model)
+    size = {"batch_size": batch_size, "windows": config.evaluation.windows}
+    if (prepared := prepared_text(config, packing, tokenizer)) is not None:
+        batches = functools.partial(PreparedBatches, prepared.splits["validation"], **size)
+    else:
+        cache = make_cache(config, model_dir, tokenizer, "validation", progress.tokenised)
+        batches = functools.partial(EvaluationBatches, cache, packing, **size)
     evaluator = TaskEvaluator if isinstance(objective, TaskObjective) else Evaluator
     return evaluator(
         model=model,

@@ -9,8 +9,9 @@ from flash_tf import model_stats, owned_files, presets
 from flash_tf.config import Config
 from flash_tf.data import tokenizers
 from flash_tf.data.sources import SOURCES
+from flash_tf.data.sources.prepared import PreparedText
 from flash_tf.training import mirror, modelling, run_directory
-from flash_tf.training.run import tokenizer_of_words, tokens_folder
+from flash_tf.training.run import make_packing, tokenizer_of_words, tokens_folder
 from flash_tf.training.strategy import check_devices
 from flash_tf.training.tasks import Classification, objective_of
 
@@ -29,7 +30,9 @@ def check(config: Config, model_dir: str | None = None) -> Config:
     """
     config, model = check_values(config)
     if model_dir is not None:
-        owned_files.place(os.path.expanduser(tokens_folder(config, owned_files.place(model_dir))))
+        place = owned_files.place(model_dir)
+        if not isinstance(SOURCES.build(config.data.source), PreparedText):
+            owned_files.place(os.path.expanduser(tokens_folder(config, place)))
     if lacking := missing(config, model, model_dir):
         raise ValueError(lacking[0])
     return config
@@ -69,6 +72,7 @@ def missing(config: Config, model: keras.Model, model_dir: str | None = None) ->
     lacking = []
     needs = (
         lambda: _text(config),
+        lambda: _prepared(config, model),
         lambda: _tokenizer(config, model_dir),
         lambda: _start(config, model_dir),
         lambda: check_devices(config.strategy),
@@ -87,6 +91,17 @@ def _text(config):
     source = SOURCES.build(config.data.source)
     for split in ("train", "validation"):
         source.shards(split)
+
+
+def _prepared(config, model):
+    """The windows of a source that is prepared, before a run has its tokenizer."""
+    source, objective, given = SOURCES.build(config.data.source), objective_of(config), config.data.tokenizer
+    if not isinstance(source, PreparedText):
+        return
+    if objective.encoder_of(config, None) is not None:
+        raise ValueError(f"this model reads labelled examples, and {source.tokenizer} holds windows of documents")
+    found = tokenizers.load(given, config.model["vocabulary_size"]).fingerprint if isinstance(given, str) else None
+    source.prepared.check(make_packing(config, objective, model), found or source.prepared.tokenizer)
 
 
 def _tokenizer(config, model_dir):

@@ -15,8 +15,11 @@ from flash_tf import owned_files
 from flash_tf.config import Config, TokenizerConfig
 from flash_tf.data import tokenizers
 from flash_tf.data.packing import Packing
+from flash_tf.data.prepared import Prepared
+from flash_tf.data.prepared_input import PreparedStream
 from flash_tf.data.rows import RowCache, RowPacking, placed
 from flash_tf.data.sources import SOURCES
+from flash_tf.data.sources.prepared import PreparedText
 from flash_tf.data.stream import WindowStream
 from flash_tf.data.token_cache import TokenCache
 from flash_tf.data.tokenizer import Tokenizer
@@ -223,24 +226,36 @@ def _begin(run, start):
     run.progress.line(f"starting from {run.config.init_from}: {done}")
 
 
-def open_stream(run: Run) -> WindowStream:
-    """The training windows of a run. A background thread begins to tokenise them.
+def prepared_text(config: Config, packing: Packing | RowPacking, tokenizer: Tokenizer) -> Prepared | None:
+    """The windows of a source that is prepared; None for other sources.
+
+    Raises:
+      ValueError: They are of another packing or another tokenizer.
+    """
+    source = SOURCES.build(config.data.source)
+    if not isinstance(source, PreparedText):
+        return None
+    source.prepared.check(packing, tokenizer.fingerprint)
+    return source.prepared
+
+
+def open_stream(run: Run) -> WindowStream | PreparedStream:
+    """The training windows of a run. A background thread begins to tokenise them, if they are not prepared.
 
     The rows of a task are made at once, of both splits, so that a bad example is known before the first step.
     """
-    config = run.config
+    config, packing = run.config, make_packing(run.config, run.objective, run.model)
+    order = {"seed": config.train.seed, "limit": config.train.steps * config.batch_size}
+    if (prepared := prepared_text(config, packing, run.tokenizer)) is not None:
+        return PreparedStream(prepared.splits["train"], **order)
     if isinstance(run.objective, TaskObjective):
         for split in ("train", "validation"):
             cache = make_cache(config, run.model_dir, run.tokenizer, split, run.progress.tokenised)
             left_out = sum(cache.get(index).left_out for index in range(len(cache.shards)))
             if left_out:
                 run.progress.line(f"left out {left_out:,} {split} rows without a label")
-    return WindowStream(
-        make_cache(config, run.model_dir, run.tokenizer, "train", run.progress.tokenised),
-        make_packing(config, run.objective, run.model),
-        seed=config.train.seed,
-        limit=config.train.steps * config.batch_size,
-    )
+    cache = make_cache(config, run.model_dir, run.tokenizer, "train", run.progress.tokenised)
+    return WindowStream(cache, packing, **order)
 
 
 def make_packing(config: Config, objective, model: keras.Model) -> Packing | RowPacking:
@@ -255,7 +270,7 @@ def make_packing(config: Config, objective, model: keras.Model) -> Packing | Row
     )
 
 
-def make_trainer(run: Run, stream: WindowStream) -> Trainer:
+def make_trainer(run: Run, stream: WindowStream | PreparedStream) -> Trainer:
     """The trainer of a run, which reads the stream from the run's position."""
     config, position = run.config, run.position
     # One device takes the batches of a whole loop at once; several get each batch ahead of its step.
@@ -276,7 +291,7 @@ def make_trainer(run: Run, stream: WindowStream) -> Trainer:
 
 
 @contextlib.contextmanager
-def errors_of(stream: WindowStream) -> Iterator[None]:
+def errors_of(stream: WindowStream | PreparedStream) -> Iterator[None]:
     """Raises the original error of reading data in place of tf.data's."""
     try:
         yield
@@ -320,6 +335,7 @@ def _new_tokenizer(config, report):
         return own
     trained = TokenizerConfig() if data.tokenizer is None else data.tokenizer
     given = data.tokenizer if isinstance(data.tokenizer, str) else config.init_from  # whose weights know its ids
+    given = given or getattr(SOURCES.build(data.source), "tokenizer", None)
     if given is not None:
         return Tokenizer.load(given, needed)
     report(
