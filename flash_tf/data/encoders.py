@@ -211,6 +211,11 @@ class AnswerEncoder:
         for one in examples:
             yield self._of_ids(one) if "token_ids" in one[1] else self._of_texts(one)
 
+    def prompt(self, placed: Placed, room: int) -> list[int]:
+        """The ids of a prompt to go on from, at most `room`: `<eos> prompt`."""
+        (prompt,) = self._tokenizer.encode([self._keys.text(placed, "prompt")])
+        return [self._tokenizer.eos_id, *prompt[max(0, len(prompt) - room + 1) :].tolist()]
+
     def _of_ids(self, placed):
         place, example = placed
         tokens, labels = (np.asarray(example.get(part, ())) for part in ("token_ids", "labels"))

@@ -107,6 +107,10 @@ class TextReader(IdReader):
         lengths = tf.cast(whole.row_lengths(), tf.int32)
         return self._within(whole.to_tensor(self._pad), lengths)
 
+    def encode(self, text: tf.Tensor) -> tf.RaggedTensor:
+        """Texts `[k]` -> int32 ids `[k, (n)]`, without checks: a text may have no token."""
+        return self._graph.encode(self._graph.prepared(text))
+
     def write(self, ids: tf.Tensor) -> tf.Tensor:
         """Ids `[..., n]` -> texts `[...]`."""
         return self._graph.decode(ids)

@@ -13,7 +13,7 @@ from flash_tf import owned_files
 from flash_tf.exporting import lite
 from flash_tf.exporting.readers import IdReader, TextReader
 from flash_tf.exporting.signatures import Limits, Served, ServedCausalLM, ServedMaskedLM, signature, spelled
-from flash_tf.exporting.tasks import SERVED, ServedTask
+from flash_tf.exporting.tasks import SERVED
 from flash_tf.registry import mixer_name
 from flash_tf.training import run_directory
 from flash_tf.training.restore import Trained
@@ -106,10 +106,7 @@ def served(run: Trained, options: Options) -> Served:
 
 
 def _served_class(kind):
-    found = {"causal_lm": ServedCausalLM, "masked_lm": ServedMaskedLM, **dict.fromkeys(SERVED, ServedTask)}
-    if kind not in found:
-        raise ValueError(f"export needs a model of type {', '.join(found)}, got {kind}")
-    return found[kind]
+    return {"causal_lm": ServedCausalLM, "masked_lm": ServedMaskedLM, **SERVED}[kind]
 
 
 def _longest(run, options):

@@ -1,4 +1,4 @@
-"""Exports of classifiers and regressors: `predict` says what the run's own `predict` says."""
+"""Exports of tasks: `predict` says what the run's own `predict` says."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from tests.numerics import FLOAT32, relative_error
 
 TEXTS, SECOND = ["ab cd", "efg hik lmn op", "a"], ["op", "ab ab", "nml k"]
 STACK = {"vocabulary_size": models.runs.VOCABULARY, "width": 16, "depth": 1, "position_embedding": "scaled_sin"}
-STACK |= {"mixer": models.runs.MIXER, "hidden": 8}
+STACK |= {"mixer": models.runs.MIXER}
 
 
 def run_of(folder, section, **data):
@@ -45,13 +45,46 @@ def test_the_classes_of_texts_pairs_and_ids_are_those_that_predict_gives(tmp_pat
 
 
 @pytest.mark.full
-def test_a_regressor_gives_numbers_for_ids_and_a_matcher_has_no_export(tmp_path):
+def test_a_regressor_gives_numbers_for_ids(tmp_path):
     run = run_of(tmp_path / "regressor", {"type": "regressor"})
     _, loaded = exported(run, tmp_path / "out", ids_only=True)
     ids = np.array([[2, 5, 6, 1], [2, 7, 1, 0]], "int32")
     want = run.model(ids, padding_mask=ids != run.tokenizer.pad_id).numpy()[:, 0]
     got = loaded.signatures["predict"](ids=tf.constant(ids))["number"].numpy()
     assert relative_error(got, want) < FLOAT32
-    matcher = run_of(tmp_path / "matcher", {"type": "matcher", "classes": 2})
-    with pytest.raises(ValueError, match="export needs a model of type causal_lm, .*regressor, got matcher"):
-        exported(matcher, tmp_path / "other")
+
+
+def test_a_matcher_gives_the_classes_of_pairs_of_texts_and_of_rows_of_ids(tmp_path):
+    run = run_of(tmp_path, {"type": "matcher", "classes": 2})
+    examples = [{"text": text, "text_b": other} for text, other in zip(TEXTS, SECOND, strict=True)]
+    want = np.array([one["probabilities"] for one in predict(run, [("here", example) for example in examples])])
+    about, loaded = exported(run, tmp_path / "out")
+    assert list(about["signatures"]) == ["predict"]
+    got = loaded.signatures["predict"](text=tf.constant(TEXTS), text_b=tf.constant(SECOND))
+    assert relative_error(got["probabilities"].numpy(), want) < FLOAT32
+    with pytest.raises(tf.errors.OpError, match="predict needs as many texts as second texts"):
+        loaded.signatures["predict"](text=tf.constant(["a"]), text_b=tf.constant(["a", "b"]))
+
+
+LONG = "ab cd  efg hik\nlmn op " * 12
+QUESTIONS = [
+    {"question": "ab", "context": "cd efg"},
+    {"question": "efg hik lmn op ab cd " * 4, "context": LONG},
+    {"question": "op", "context": LONG[5:90]},
+]
+
+
+@pytest.mark.parametrize("no_answer", [True, False])
+def test_a_model_of_questions_gives_the_answers_of_long_contexts(tmp_path, no_answer):
+    run = run_of(tmp_path, {"type": "span", "no_answer": no_answer})
+    want = list(predict(run, [("here", one) for one in QUESTIONS]))
+    _, loaded = exported(run, tmp_path / "out")
+    given = {key: tf.constant([one[key] for one in QUESTIONS]) for key in QUESTIONS[0]}
+    got = {name: x.numpy() for name, x in loaded.signatures["predict"](**given).items()}
+    assert [one.decode() for one in got["answer"]] == [one["answer"] for one in want]
+    assert relative_error(got["score"], np.array([one["score"] for one in want])) < FLOAT32
+    assert no_answer or all(one["answer"] for one in want)
+    with pytest.raises(
+        ValueError, match="the export of a model of questions reads text: leave --ids-only and --tflite out"
+    ):
+        exported(run, tmp_path / "ids", ids_only=True)

@@ -207,6 +207,16 @@ def test_every_task_learns_what_its_examples_show(folder, tmp_path, kind, model,
     steps = ("train.steps=150", "train.tokens_per_step=512", "evaluation.every=null", "optimizer.learning_rate=0.02")
     runs.train(path, tmp_path, *steps)
     assert loop.evaluate(str(tmp_path), runs.Lines())[metric] > 0.7
+    if kind == "causal_lm":
+        trained, examples = restore(str(tmp_path)), records(folder / "validation.jsonl")
+        asked = [("here", {"prompt": one["prompt"]}) for one in examples]
+        answers = predict(trained, asked, new_tokens=8)
+        right = [got["answer"] == one["answer"] for got, one in zip(answers, examples, strict=True)]
+        assert np.mean(right) > 0.7
+        with pytest.raises(
+            ValueError, match="answers need --max-new-tokens from 1 to 31, below a row's length, got 32"
+        ):
+            list(predict(trained, asked, new_tokens=32))
 
 
 @pytest.mark.full
