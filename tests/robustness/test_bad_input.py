@@ -117,7 +117,7 @@ def damaged():
 
 
 ENTRIES = [*table(), *options(), *damaged()]
-SHARES = 24  # of the entries, each of which is tried alone; a process for each entry would take an hour
+SHARES = 24  # of the entries, and each is tried alone; a process for each entry would take an hour
 
 
 def check(entry, status, out, err):
