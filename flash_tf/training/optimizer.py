@@ -53,6 +53,8 @@ class AdamW:
         self.m = {name: zeros(v) for name, v in variables.items()}
         self.v = {name: zeros(v) for name, v in variables.items()}
         self._update = tf.function(self._updated, jit_compile=True, autograph=False) if jit_compile else self._updated
+        # Traced once for each shape, and not for each variable: their updates are most operators of a step.
+        self._adamw = tf.function(self._values, autograph=False)
 
     def state(self) -> dict[str, tf.Variable]:
         """The slots by name, for a checkpoint."""
@@ -85,9 +87,13 @@ class AdamW:
         self._update(*values)
 
     def _updated(self, weights, ms, vs, gradients, step, rate):
-        config = self.config
-        for weight, m, v, gradient in zip(weights, ms, vs, gradients, strict=True):
-            decay = config.weight_decay if weight.shape.rank >= 2 else 0.0  # norms, biases, scales, offsets: vectors
-            same = {"step": step, "rate": rate, "betas": config.betas, "epsilon": config.epsilon, "decay": decay}
-            for variable, value in zip((weight, m, v), adamw(weight, gradient, m, v, **same), strict=True):
+        for variables, gradient in zip(zip(weights, ms, vs, strict=True), gradients, strict=True):
+            weight, m, v = (variable.read_value() for variable in variables)
+            for variable, value in zip(variables, self._adamw(weight, gradient, m, v, step, rate), strict=True):
                 variable.assign(value)
+
+    def _values(self, weight, gradient, m, v, step, rate):
+        config = self.config
+        decay = config.weight_decay if weight.shape.rank >= 2 else 0.0  # norms, biases, scales, offsets: vectors
+        same = {"step": step, "rate": rate, "betas": config.betas, "epsilon": config.epsilon, "decay": decay}
+        return adamw(weight, gradient, m, v, **same)

@@ -56,7 +56,8 @@ class TrainStep:
         self.jit_compile = jit_compile
         self._variables = list(optimizer.variables.values())
         self.seeds = [layer.seed_generator.state for layer in dropouts(model)]
-        self._gradients = tf.function(self.gradients, jit_compile=True) if jit_compile else self.gradients
+        xla = {"jit_compile": True, "autograph": False}
+        self._gradients = tf.function(self.gradients, **xla) if jit_compile else self.gradients
 
     @tf.autograph.experimental.do_not_convert
     def __call__(self, batch: dict[str, tf.Tensor], step: tf.Tensor, rate: tf.Tensor | None = None) -> tf.Tensor:
@@ -97,7 +98,8 @@ class TrainStep:
             return gradients, norms / context.num_replicas_in_sync, loss, all_tokens
         norm = tf.linalg.global_norm(gradients)
         if scope == "global":
-            gradients = [g * (clip.norm / tf.maximum(norm, clip.norm)) for g in gradients]
+            share = clip.norm / tf.maximum(norm, clip.norm)
+            gradients = [g * share for g in gradients]
         return gradients, norm, loss, all_tokens
 
     def _accumulated(self, batch):
