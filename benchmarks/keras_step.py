@@ -1,30 +1,35 @@
-"""A config's training step through Keras on JAX, without TensorFlow. Attention is one kernel there on a GPU.
-
-The model, its loss and its initial distributions are the same as in `flash-tf train`. AdamW is Keras's own, at the peak
-learning rate.
-"""
+"""The training step of `flash-tf train` with strategy.type jax, bare and in its loop. Needs no TensorFlow."""
 
 import dataclasses
-import functools
 import itertools
 import math
+import random
 import time
+import types
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import jax
 import keras
 import numpy as np
-from keras import ops
 
 from benchmarks import device as devices
+from flash_tf import model_stats
 from flash_tf.compiling.values import likely_tokens
 from flash_tf.config import Config
+from flash_tf.data.packing import Packing
+from flash_tf.data.prepared import Layout, PreparedSplit, file_name
 from flash_tf.training import modelling
-from kernels_xla.common.cross_entropy import cross_entropy
+from flash_tf.training.objective import OBJECTIVES
+from flash_tf.training.on_jax.mesh import make_mesh
+from flash_tf.training.on_jax.step import Step
+from flash_tf.training.on_jax.trainer import Trainer, sharded
 
 WARM_UP, BATCHES = 3, 4  # steps; different batches
-EOS, MASK = 1, 3  # ids, as a tokenizer of the package has them
+PAD, EOS, MASK, CLS = 0, 1, 3, 4  # ids, as a tokenizer of the package has them
 CHECKED = 1024  # tokens
+FILES, IN_FILE = 4, 2**20  # of windows on disk; tokens in each
 # Worst relative error of a matrix's gradient in bfloat16, which rounds numbers to 4e-3, through all layers. A wrong
 # gradient is off by about 1. Vectors are left out: they are sums over all tokens, which may consist of rounding.
 GRADIENT_ERROR = 0.1
@@ -43,120 +48,128 @@ def measure(config: Config, steps: int) -> dict[str, Any]:
 
     Returns:
       `gradient_error`, `compile_s`, `peak_bytes` (arguments, results that take over no argument's memory, temporaries),
-      `last_loss`, `parameters`, and `devices.timing`'s.
+      `last_loss`, `parameters`, `devices.timing`'s; `loop_tokens_per_second` of the trainer's loop, which reads its
+      batches from prepared files, and `loop_share`, its rate divided by the bare step's.
 
     Raises:
       GradientError: A gradient is wrong. Nothing was timed.
-      ValueError: The config has a training option that this step lacks.
+      ValueError: `train.jit_compile` is false.
     """
-    _check(config)
-    keras.utils.set_random_seed(config.train.seed)
-    model = modelling.make_model(config)
-    error = _gradient_error(config, model)
-    optimizer = _optimizer(config, model)
-    rows = config.batch_size
-    batches = [jax.device_put(_batch(config, rows, seed)) for seed in range(BATCHES)]
-    state = [v.value for v in model.trainable_variables], [v.value for v in optimizer.variables]
-    fixed = [v.value for v in model.non_trainable_variables]
-
-    def step(state, fixed, batch):
-        weights, slots = state
-        loss, gradients = jax.value_and_grad(functools.partial(_loss, model))(weights, fixed, batch)
-        return optimizer.stateless_apply(slots, gradients, weights), loss
-
-    start = time.perf_counter()
-    run = jax.jit(step, donate_argnums=0).lower(state, fixed, batches[0]).compile()
-    compile_s, ends, before = time.perf_counter() - start, [], None
-    for done in range(WARM_UP + steps + 1):
-        (weights, slots), loss = run(state, fixed, batches[done % BATCHES])
-        state = weights, slots
-        if before is not None:
-            last = float(before)  # the loss of the step before, while this step runs
-            ends.append(time.perf_counter())
-        before = loss
-    milliseconds = [1e3 * (b - a) for a, b in itertools.pairwise(ends)][-steps:]
-    memory, n = run.memory_analysis(), config.data.sequence_length
-    results = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    if config.train.jit_compile is False:
+        raise ValueError("the step on JAX is compiled whole: train.jit_compile must not be false")
+    error = _gradient_error(config)
+    step, n = make_step(config), config.data.sequence_length
+    with TemporaryDirectory() as folder:
+        read = _windows(config, step.model, folder)
+        batches = [sharded(step.rows, config.batch_size, _part(read, i * config.batch_size)) for i in range(BATCHES)]
+        start = time.perf_counter()
+        run = step.run.lower(step.state, batches[0], np.uint32(0)).compile()
+        compile_s, memory = time.perf_counter() - start, run.memory_analysis()
+        milliseconds, last, state = _bare(run, step.first_state(), batches, steps)
+        loop = _loop(step, state, read, steps)
     known = jax.devices()[0].device_kind if config.train.precision == "mixed_bfloat16" else ""
+    flops = modelling.training_flops_per_step(config, step.model)
+    timing = devices.timing(milliseconds, tokens=config.batch_size * n, flops=flops, device=known)
+    results = memory.output_size_in_bytes - memory.alias_size_in_bytes
     return {
         "gradient_error": error,
         "compile_s": compile_s,
         "peak_bytes": memory.argument_size_in_bytes + results + memory.temp_size_in_bytes,
         "last_loss": last,
-        "parameters": sum(math.prod(v.shape) for v in model.trainable_variables),
-        **devices.timing(
-            milliseconds, tokens=rows * n, flops=modelling.training_flops_per_step(config, model), device=known
-        ),
+        "parameters": sum(math.prod(v.shape) for v in step.model.trainable_variables),
+        **timing,
+        "loop_tokens_per_second": loop,
+        "loop_share": loop / (config.batch_size * n * len(milliseconds) / sum(milliseconds) * 1e3),
     }
 
 
-def _check(config):
-    taken = {"train.accumulate": 1, "data.packing": "concatenate", "model.dropout": 0}
-    given = {"train.accumulate": config.train.accumulate, "data.packing": config.data.packing}
-    given["model.dropout"] = config.model.get("dropout", 0)
-    for name, value in given.items():
-        if value != taken[name]:
-            raise ValueError(f"the step on JAX takes {name}={taken[name]} alone, got {value}")
-    if config.train.jit_compile is False:
-        raise ValueError("the step on JAX is compiled whole: train.jit_compile must not be false")
+def make_step(config: Config) -> Step:
+    """The step of a config on all devices, without the tokenizer's file."""
+    random.seed(config.train.seed)
+    with model_stats.without_weights():
+        model = modelling.make_model(config)
+    return Step(model, OBJECTIVES[config.model["type"]](config, _tokenizer(config)), config, make_mesh(config.strategy))
 
 
-def _optimizer(config, model):
-    wanted = config.optimizer
-    optimizer = keras.optimizers.AdamW(
-        wanted.learning_rate,
-        weight_decay=wanted.weight_decay,
-        beta_1=wanted.betas[0],
-        beta_2=wanted.betas[1],
-        epsilon=wanted.epsilon,
-        global_clipnorm=wanted.clip and wanted.clip.norm,
+def _tokenizer(config):
+    size, special = config.model["vocabulary_size"], {"pad_id": PAD, "eos_id": EOS, "mask_id": MASK, "cls_id": CLS}
+    return types.SimpleNamespace(
+        **special, special_ids=(PAD, EOS, MASK, CLS), vocabulary_size=size, starts_word=np.ones(size, bool)
     )
-    optimizer.exclude_from_weight_decay([v for v in model.trainable_variables if len(v.shape) < 2])
-    optimizer.build(model.trainable_variables)
-    return optimizer
 
 
-def _loss(model, weights, fixed, batch):
-    """The mean negative log-likelihood, as in `flash_tf.training.objective`."""
-    variables = [*zip(model.trainable_variables, weights, strict=True)]
-    variables += zip(model.non_trainable_variables, fixed, strict=True)
-    with keras.StatelessScope(state_mapping=variables):
-        x = model.encode(**batch["inputs"], training=True)
-        labels = ops.reshape(batch["labels"], (-1,))
-        head = model.head_weights, None if model.output_bias is None else model.output_bias.value
-        loss = cross_entropy(ops.reshape(x, (-1, model.width)), *head, labels, ops.ones(labels.shape))
-    return loss / labels.shape[0]
+def _bare(run, state, batches, steps):
+    """Milliseconds of each step on batches that are on the devices, the last loss, and the state."""
+    ends, before = [], None
+    for done in range(WARM_UP + steps + 1):
+        state, record = run(state, batches[done % BATCHES], np.uint32(done))
+        if before is not None:
+            last = float(before[0])  # the loss of the step before, while this step runs
+            ends.append(time.perf_counter())
+        before = record
+    return [1e3 * (b - a) for a, b in itertools.pairwise(ends)][-steps:], last, state
 
 
-def _batch(config, rows, seed):
-    n, vocabulary_size = config.data.sequence_length, config.model["vocabulary_size"]
-    tokens = likely_tokens(vocabulary_size, EOS, seed, rows * (n + 1)).reshape(rows, n + 1)
-    if config.masking is None:
-        return {"inputs": {"token_ids": tokens[:, :-1]}, "labels": tokens[:, 1:]}
-    order = np.argsort(np.random.default_rng(seed).random((rows, n)), axis=1).astype(np.int32)
-    tokens, at = tokens[:, :-1].copy(), np.sort(order[:, : modelling.predicted(config)], axis=1)
-    labels = np.take_along_axis(tokens, at, axis=1)
-    np.put_along_axis(tokens, at, MASK, axis=1)
-    return {"inputs": {"token_ids": tokens, "masked_positions": at}, "labels": labels}
+def _loop(step, state, read, steps):
+    """Tokens a second of the trainer, over several of its loops, with what happens between them."""
+    done = keras.Variable(0, dtype="int32", trainable=False)
+    trainer = Trainer(step=step, state=state, done=done, read=read)
+    trainer.train(1)  # which compiles
+    trainer.train(WARM_UP)
+    start, before = time.perf_counter(), int(done.numpy())
+    while (now := int(done.numpy()) - before) < steps:
+        trainer.train(min(steps - now, trainer.steps_per_loop))
+    return steps * step.config.train.tokens_per_step / (time.perf_counter() - start)
 
 
-def _gradient_error(config, model):
-    """The worst relative error of a matrix's gradient, over `CHECKED` tokens, or one sequence if it is longer."""
-    batch = _batch(config, max(1, CHECKED // config.data.sequence_length), config.train.seed)
-    weights = [v.value for v in model.trainable_variables]
-    fixed = [v.value for v in model.non_trainable_variables]
-    gradients = lambda of: jax.jit(jax.grad(functools.partial(_loss, of)))(weights, fixed, batch)  # noqa: E731
+def _part(read, position):
+    return lambda first, count: read(position + first, count)
+
+
+def _windows(config, model, folder):
+    """Reads windows of made-up tokens from files as `flash-tf prepare` writes them."""
+    tokenizer, overlap = _tokenizer(config), int(config.masking is None)
+    n = config.data.sequence_length
+    packing = Packing(kind="concatenate", sequence_length=n, overlap=overlap, align=model.align)
+    layout = Layout.of(packing, tokenizer, windows_per_file=max(1, IN_FILE // n))
+    size = layout.windows_per_file
+    for number in range(FILES):
+        windows = np.zeros(size, layout.record)
+        tokens = likely_tokens(config.model["vocabulary_size"], EOS, number, size * (n + overlap))
+        windows["tokens"] = tokens.reshape(size, -1)
+        windows.tofile(Path(folder) / file_name(number, 0))
+    counts = {"documents": 0, "tokens": 0, "words": None, "bytes": 0}
+    split = PreparedSplit(folder, layout, {"windows": FILES * size, "files": [1] * FILES, **counts})
+    return lambda position, count: split.batch(position, count, config.train.seed)
+
+
+def _gradient_error(config):
+    """The worst relative error of a matrix's gradient, over `CHECKED` tokens, or one sequence if it is longer.
+
+    The optimizer's first mean after one step is a multiple of the gradient.
+    """
+    optimizer = dataclasses.replace(config.optimizer, clip=None)
+    tokens = max(1, CHECKED // config.data.sequence_length) * config.data.sequence_length * jax.device_count()
+    train = dataclasses.replace(config.train, tokens_per_step=tokens, accumulate=1)
+    config = dataclasses.replace(config, optimizer=optimizer, train=train)
+    found, wanted = _means(config), None
     with jax.default_matmul_precision("highest"):
-        in_float32 = dataclasses.replace(config, train=dataclasses.replace(config.train, precision="float32"))
-        right = gradients(modelling.make_model(in_float32))
-    pairs = zip(model.trainable_variables, gradients(model), right, strict=True)
-    errors = {v.path: _relative(found, wanted) for v, found, wanted in pairs if len(v.shape) > 1}
+        wanted = _means(dataclasses.replace(config, train=dataclasses.replace(train, precision="float32")))
+    errors = {name: _relative(found[name], x) for name, x in wanted.items() if len(x.shape) > 1}
     name = worst(errors)
     if not errors[name] < GRADIENT_ERROR:  # written so that NaN fails too
         raise GradientError(
             f"the gradient of {name} differs from float32's by {errors[name]:.2g}, more than {GRADIENT_ERROR}"
         )
     return errors[name]
+
+
+def _means(config):
+    step = make_step(config)
+    with TemporaryDirectory() as folder:
+        batch = sharded(step.rows, config.batch_size, _windows(config, step.model, folder))
+        state, _ = step.run(step.first_state(), batch, np.uint32(0))
+    return {name: np.asarray(x) for name, x in state.items() if name.startswith("m/")}
 
 
 def worst(errors: dict[str, float]) -> str:

@@ -39,11 +39,11 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs a command; returns the exit status: 0, 1 for bad input or a failed run, 128 + n after signal n."""
     with _StoppedBySignals() as stopped:
         args = _parser().parse_args(arguments)
-        os.environ["KERAS_BACKEND"] = "tensorflow"  # noqa: TID251  the loop is TensorFlow's, whatever Keras is set to
-        _keep_programs()
         with LibraryLog() as log:
             stopped.log = log
             try:
+                os.environ["KERAS_BACKEND"] = args.backend(args)  # noqa: TID251  whatever Keras is set to
+                _keep_programs()
                 args.run(args, log)
                 sys.stdout.flush()
             except BrokenPipeError:  # whoever reads what we print, as `head`, has seen enough
@@ -194,7 +194,8 @@ def _said(error):
     if "ResourceExhaustedError" in kinds or "MemoryError" in kinds:
         return "the memory here is too small: lower train.tokens_per_step or the model's sizes"
     if isinstance(error, ModuleNotFoundError):
-        return f"this command needs {error.name}, which is not installed: pip install 'flash-tf[tensorflow]'"
+        extra = "jax" if error.name.partition(".")[0] in ("jax", "orbax") else "tensorflow"
+        return f"this command needs {error.name}, which is not installed: pip install 'flash-tf[{extra}]'"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     text = " ".join(str(error).split())
@@ -230,7 +231,8 @@ def _parser() -> argparse.ArgumentParser:
             epilog=f"examples:\n{examples.rstrip()}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        command.set_defaults(run=module.run)
+        # Only training asks its config: all else is TensorFlow's.
+        command.set_defaults(run=module.run, backend=getattr(module, "backend", lambda args: "tensorflow"))
         module.add_arguments(command)
     return parser
 

@@ -154,27 +154,39 @@ def _is_address(text):
 class StrategyConfig:
     """The devices that share the work."""
 
-    type: Literal["one_device", "mirrored", "multi_worker", "tpu"] = "one_device"
+    type: Literal["one_device", "mirrored", "multi_worker", "tpu", "jax"] = "one_device"
     tpu: str = "local"  # TPU name; "local" on a TPU VM
     devices: list[str] | None = None  # for mirrored; null: all GPUs, or the CPUs
-    workers: list[str] | None = None  # for multi_worker: host:port of each worker; null: from TF_CONFIG
-    index: int = 0  # for multi_worker: the number of this worker
-    join_timeout: int = 600  # for multi_worker: seconds to wait for the others
+    mesh: dict | None = None  # for jax: devices on the axes data and fsdp; null: all on data
+    # For multi_worker and jax: host:port of each worker; null: from TF_CONFIG, or for jax one process.
+    workers: list[str] | Literal["auto"] | None = None  # auto, for jax: as a TPU pod or Slurm says
+    index: int = 0  # for multi_worker and jax: the number of this worker
+    join_timeout: int = 600  # for multi_worker and jax: seconds to wait for the others
 
     def __post_init__(self):
-        owners = {"tpu": "tpu", "devices": "mirrored"}
-        owners |= dict.fromkeys(("workers", "index", "join_timeout"), "multi_worker")
-        for name, owner in owners.items():
-            if getattr(self, name) != getattr(StrategyConfig, name) and self.type != owner:
-                raise ValueError(f"strategy.{name} belongs to strategy.type {owner}, got type {self.type}")
+        owners = {"tpu": ("tpu",), "devices": ("mirrored",), "mesh": ("jax",)}
+        owners |= dict.fromkeys(("workers", "index", "join_timeout"), ("multi_worker", "jax"))
+        for name, some in owners.items():
+            if getattr(self, name) != getattr(StrategyConfig, name) and self.type not in some:
+                raise ValueError(f"strategy.{name} belongs to strategy.type {' or '.join(some)}, got type {self.type}")
         for name in ("devices", "workers"):
-            if (listed := getattr(self, name)) is not None and (not listed or len(set(listed)) < len(listed)):
+            listed = getattr(self, name)
+            if isinstance(listed, list) and (not listed or len(set(listed)) < len(listed)):
                 raise ValueError(f"strategy.{name} needs one or more entries, each another, or null, got {listed}")
+        self._check_workers()
+        if not all(axis in ("data", "fsdp") and type(n) is int and n > 0 for axis, n in (self.mesh or {}).items()):
+            raise ValueError(f"strategy.mesh needs numbers of devices for data and fsdp, got {self.mesh}")
+        _positive(self, "strategy", "join_timeout")
+
+    def _check_workers(self):
+        if self.workers == "auto":
+            if self.type != "jax" or self.index:
+                raise ValueError("strategy.workers auto belongs to strategy.type jax, without strategy.index")
+            return
         if not all(map(_is_address, self.workers or [])):
             raise ValueError(f"strategy.workers must each be host:port with a port up to 65535, got {self.workers}")
         if self.workers is not None and not 0 <= self.index < len(self.workers):
             raise ValueError(f"strategy.index must be from 0 to {len(self.workers) - 1}, got {self.index}")
-        _positive(self, "strategy", "join_timeout")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

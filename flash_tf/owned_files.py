@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 MANIFEST, FORMAT = ".flash-tf.json", 1
+TOKENIZERS = "tokenizer.model", "tokenizer.json"  # of SentencePiece, and of Hugging Face's `tokenizers`
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux
 Older = Callable[[str], Collection[str]]  # a folder without a manifest -> the files in it that are the writer's own
 

@@ -10,10 +10,10 @@ from typing import Any
 import keras
 
 from flash_tf import owned_files
+from flash_tf.owned_files import TOKENIZERS
 
 WRITER = "save_to_preset"
 CONFIG, WEIGHTS = "config.json", "model.weights.h5"
-TOKENIZERS = "tokenizer.model", "tokenizer.json"  # of SentencePiece, and of Hugging Face's `tokenizers`
 KEPT = ("module", "class_name", "config", "registered_name")  # of a serialized model
 
 

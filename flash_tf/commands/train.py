@@ -5,7 +5,7 @@ Examples:
   flash-tf train runs/quickstart --extend 2000
 """
 
-from flash_tf import owned_files
+from flash_tf import config, owned_files
 from flash_tf.commands import takes_overrides, whole
 
 
@@ -29,13 +29,21 @@ def add_arguments(parser) -> None:
     )
 
 
+def backend(args) -> str:
+    """The Keras backend of the config's strategy."""
+    return "jax" if _experiment(args)[0].strategy.type == "jax" else "tensorflow"
+
+
 def run(args, log) -> None:
     if args.schedule is not None and args.extend is None:
         raise ValueError("--schedule is for --extend; optimizer.schedule is the one of a new run")
-    from flash_tf.training import loop
+    experiment, model_dir, progress = *_experiment(args), log.progress()
+    if experiment.strategy.type == "jax":
+        from flash_tf.training.on_jax import loop
+    else:
+        from flash_tf.training import loop
     from flash_tf.training.extend import extended
 
-    experiment, model_dir, progress = *_experiment(args), log.progress()
     if args.extend is not None:
         experiment = extended(experiment, model_dir, args.extend, args.schedule == "constant", progress.line)
     begins = (lambda: log.move(f"{model_dir}/log.txt")) if owned_files.is_local(model_dir) else (lambda: None)
@@ -45,20 +53,19 @@ def run(args, log) -> None:
 
 def _experiment(args):
     """The config and the folder of its run."""
-    import tensorflow as tf
+    from etils import epath
 
-    from flash_tf import config
     from flash_tf.training import run_directory
 
     found = owned_files.reachable(args.config.rstrip("/"))
-    if found in config.names() or not tf.io.gfile.exists(f"{found}/{run_directory.CONFIG}"):
+    path = f"{found}/{run_directory.CONFIG}"
+    if found in config.names() or not epath.Path(path).exists():
         if args.extend is not None:
             raise ValueError(f"--extend needs the folder of a run, got {args.config}")
         name = args.config.removesuffix(".yaml").strip("./").replace("/", "-")
         return config.load(args.config, args.set), args.model_dir if args.model_dir is not None else f"runs/{name}"
     if args.model_dir is not None:
         raise ValueError(
-            f"{found} is a run, which stays in its folder: leave --model-dir out, or train "
-            f"{found}/{run_directory.CONFIG} for a new one"
+            f"{found} is a run, which stays in its folder: leave --model-dir out, or train {path} for a new one"
         )
     return run_directory.load_config(found, args.set), found

@@ -16,7 +16,7 @@ from flash_tf.config import Config
 from flash_tf.data.tokenizer import Tokenizer
 from flash_tf.training import modelling, run_directory
 from flash_tf.training.tasks import objective_of
-from flash_tf.training.trainer import COLUMNS
+from flash_tf.training.update import COLUMNS
 
 CHECK_LENGTH, CHECK_STEPS = 1024, 3
 GZIPPED_FROM = 2**20  # bytes of a text

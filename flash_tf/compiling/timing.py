@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from flash_tf.compiling import values
 from flash_tf.compiling.programs import Experiment
-from flash_tf.training.trainer import COLUMNS
+from flash_tf.training.update import COLUMNS
 
 WARM_UP = 2  # steps after the one that compiles
 

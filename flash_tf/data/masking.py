@@ -3,9 +3,12 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import tensorflow as tf
+import numpy as np
+from keras import ops
 
-NEVER = tf.int32.min  # the score of a token that may not be chosen
+from kernels_xla.common.spec import Tensor
+
+NEVER = -(2**31)  # the score of a token that may not be chosen
 
 SELECT, TREAT, REPLACE = range(3)  # purposes of random numbers; each has its own independent numbers
 
@@ -20,15 +23,15 @@ class MaskedBatch(NamedTuple):
       weights: float32 `[b, k]`, 1 at chosen positions, 0 at positions that only fill the array.
     """
 
-    inputs: tf.Tensor
-    positions: tf.Tensor
-    labels: tf.Tensor
-    weights: tf.Tensor
+    inputs: Tensor
+    positions: Tensor
+    labels: Tensor
+    weights: Tensor
 
 
 def mask_tokens(
-    tokens: tf.Tensor,
-    window: tf.Tensor,
+    tokens: Tensor,
+    window: Tensor,
     *,
     seed: int,
     rate: float = 0.15,
@@ -36,8 +39,8 @@ def mask_tokens(
     mask_id: int,
     vocabulary_size: int,
     padding_id: int,
-    starts_word: tf.Tensor | None = None,
-    segment_ids: tf.Tensor | None = None,
+    starts_word: Tensor | None = None,
+    segment_ids: Tensor | None = None,
 ) -> MaskedBatch:
     """Chooses round(rate · maskable) tokens of each window; 80 % become the mask, 10 % another token, 10 % stay.
 
@@ -70,80 +73,83 @@ def mask_tokens(
     if vocabulary_size <= len(special_ids):
         raise ValueError(f"masking needs ordinary tokens, got {vocabulary_size} tokens, {len(special_ids)} special")
     if segment_ids is None:
-        segment_ids = tf.ones_like(tokens)
-    maskable = ~tf.reduce_any(tokens[..., None] == tf.constant(special_ids), axis=-1) & (segment_ids != 0)  # [b, n]
+        segment_ids = ops.ones_like(tokens)
+    special = ops.convert_to_tensor(special_ids, "int32")
+    maskable = ~ops.any(tokens[..., None] == special, axis=-1) & (segment_ids != 0)  # [b, n]
     # Python rounds every possible count: float32 on a device rounds some halves the other way.
-    budgets = tf.constant([round(rate * count) for count in range(n + 1)])
-    budget = tf.gather(budgets, tf.reduce_sum(tf.cast(maskable, tf.int32), axis=1))[:, None]  # [b, 1]
-    place = tf.broadcast_to(tf.range(n), tf.shape(tokens))
+    budgets = ops.convert_to_tensor([round(rate * count) for count in range(n + 1)], "int32")
+    budget = ops.take(budgets, ops.sum(ops.cast(maskable, "int32"), axis=1), axis=0)[:, None]  # [b, 1]
+    place = ops.broadcast_to(ops.arange(n, dtype="int32"), ops.shape(tokens))
     word, eligible = place, maskable
     if starts_word is not None:
-        word = _words(tf.gather(starts_word, tokens), maskable, segment_ids)
+        word = _words(ops.take(starts_word, tokens, axis=0), maskable, segment_ids)
         eligible = maskable & (_word_lengths(word) <= budget)
-    scores = tf.where(eligible, tf.bitcast(_random_bits(word, window, seed, SELECT), tf.int32), NEVER)  # [b, n]
+    scores = ops.where(eligible, ops.view(_random_bits(word, window, seed, SELECT), "int32"), NEVER)  # [b, n]
     # The hash is one-to-one, so words have different scores, and top_k leaves the tokens of a word together.
-    ranked = tf.math.top_k(tf.pad(scores, [[0, 0], [0, 1]], constant_values=NEVER), round(rate * n) + 1)  # [b, k + 1]
+    ranked, indices = ops.top_k(ops.pad(scores, [[0, 0], [0, 1]], constant_values=NEVER), round(rate * n) + 1)
     # The first score past the budget. The budget cuts the word with this score, so the whole word is left out.
-    bar = tf.gather(ranked.values, budget, axis=1, batch_dims=1)  # [b, 1]
+    bar = ops.take_along_axis(ranked, budget, axis=1)  # [b, 1]
     ordinary = _ordinary(place, window, seed, special_ids, vocabulary_size)
     chance = _unit_interval(place, window, seed, TREAT)
-    treated = tf.where(chance < 0.8, mask_id, tf.where(chance < 0.9, ordinary, tokens))
-    positions = ranked.indices[:, :-1]
+    treated = ops.where(chance < 0.8, mask_id, ops.where(chance < 0.9, ordinary, tokens))
+    positions = indices[:, :-1]
     return MaskedBatch(
-        inputs=tf.where(scores > bar, treated, tokens),
+        inputs=ops.where(scores > bar, treated, tokens),
         positions=positions,
-        labels=tf.gather(tokens, positions, axis=1, batch_dims=1),
-        weights=tf.cast(ranked.values[:, :-1] > bar, tf.float32),
+        labels=ops.take_along_axis(tokens, positions, axis=1),
+        weights=ops.cast(ranked[:, :-1] > bar, "float32"),
     )
 
 
-def _words(starts: tf.Tensor, maskable: tf.Tensor, segment_ids: tf.Tensor) -> tf.Tensor:
+def _words(starts: Tensor, maskable: Tensor, segment_ids: Tensor) -> Tensor:
     """For each token the number of its word in the window, int32 `[b, n]`; an unmaskable token is its own word."""
     after_break = ~maskable[:, :-1] | (segment_ids[:, 1:] != segment_ids[:, :-1])
     begins = starts[:, 1:] | ~maskable[:, 1:] | after_break
-    return tf.pad(tf.cumsum(tf.cast(begins, tf.int32), axis=1), [[0, 0], [1, 0]])
+    return ops.pad(ops.cumsum(ops.cast(begins, "int32"), axis=1), [[0, 0], [1, 0]])
 
 
-def _word_lengths(word: tf.Tensor) -> tf.Tensor:
+def _word_lengths(word: Tensor) -> Tensor:
     """For each token the length of its word, int32 `[b, n]`."""
-    b, n = tf.shape(word)[0], word.shape[1]
-    flat = tf.reshape(word + n * tf.range(b)[:, None], [-1])  # word numbers that are unique in the batch
-    return tf.reshape(tf.gather(tf.math.unsorted_segment_sum(tf.ones_like(flat), flat, b * n), flat), [b, n])
+    b, n = ops.shape(word)[0], word.shape[1]
+    flat = ops.reshape(word + n * ops.arange(b, dtype="int32")[:, None], (-1,))  # numbers that are unique in the batch
+    return ops.reshape(ops.take(ops.segment_sum(ops.ones_like(flat), flat, b * n), flat, axis=0), (b, n))
 
 
-def _ordinary(
-    counters: tf.Tensor, window: tf.Tensor, seed: int, special_ids: Sequence[int], vocabulary_size: int
-) -> tf.Tensor:
+def _ordinary(counters: Tensor, window: Tensor, seed: int, special_ids: Sequence[int], vocabulary_size: int) -> Tensor:
     """For each counter a random token that is not special, int32 `[b, n]`."""
     chance = _unit_interval(counters, window, seed, REPLACE)
-    drawn = tf.cast(tf.floor(chance * (vocabulary_size - len(special_ids))), tf.int32)
+    drawn = ops.cast(ops.floor(chance * (vocabulary_size - len(special_ids))), "int32")
     # The id of ordinary token number i is i plus the number of special ids before it.
-    before = tf.constant([special - j for j, special in enumerate(special_ids)])
-    return drawn + tf.reduce_sum(tf.cast(before <= drawn[..., None], tf.int32), axis=-1)
+    before = ops.convert_to_tensor([special - j for j, special in enumerate(special_ids)], "int32")
+    return drawn + ops.sum(ops.cast(before <= drawn[..., None], "int32"), axis=-1)
 
 
-def _unit_interval(counters: tf.Tensor, window: tf.Tensor, seed: int, purpose: int) -> tf.Tensor:
+def _unit_interval(counters: Tensor, window: Tensor, seed: int, purpose: int) -> Tensor:
     """Uniform in [0, 1), float32 `[b, n]`. It uses the 24 high bits, the most that a float32 holds exactly."""
-    bits = tf.bitwise.right_shift(_random_bits(counters, window, seed, purpose), tf.constant(8, tf.uint32))
-    return tf.cast(tf.bitcast(bits, tf.int32), tf.float32) * 2.0**-24
+    bits = ops.right_shift(_random_bits(counters, window, seed, purpose), _uint32(8))
+    return ops.cast(ops.view(bits, "int32"), "float32") * 2.0**-24
 
 
-def _random_bits(counters: tf.Tensor, window: tf.Tensor, seed: int, purpose: int) -> tf.Tensor:
+def _random_bits(counters: Tensor, window: Tensor, seed: int, purpose: int) -> Tensor:
     """A hash of all arguments, uint32 `[b, n]`. For one window and purpose it is one-to-one in the counter."""
-    state = tf.constant(0, tf.uint32)
-    for value in (tf.constant([[seed % 2**32]], tf.uint32), tf.constant([[purpose]], tf.uint32)):
-        state = _mix(tf.bitwise.bitwise_xor(state, value))
+    state = _uint32(0)
+    for value in (_uint32([[seed % 2**32]]), _uint32([[purpose]])):
+        state = _mix(ops.bitwise_xor(state, value))
     for value in (window[:, :1], window[:, 1:], counters):
-        state = _mix(tf.bitwise.bitwise_xor(state, tf.bitcast(value, tf.uint32)))
+        state = _mix(ops.bitwise_xor(state, ops.view(value, "uint32")))
     return state
 
 
-def _mix(bits: tf.Tensor) -> tf.Tensor:
+def _mix(bits: Tensor) -> Tensor:
     """A one-to-one map of uint32. Every bit of the argument changes each bit of the result half the time.
 
     It is the finalizer of MurmurHash3 (A. Appleby), with its shifts and factors.
     """
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
-        bits = tf.bitwise.bitwise_xor(bits, tf.bitwise.right_shift(bits, tf.constant(shift, tf.uint32)))
-        bits *= tf.constant(factor, tf.uint32)
-    return tf.bitwise.bitwise_xor(bits, tf.bitwise.right_shift(bits, tf.constant(16, tf.uint32)))
+        bits = ops.bitwise_xor(bits, ops.right_shift(bits, _uint32(shift)))
+        bits *= _uint32(factor)
+    return ops.bitwise_xor(bits, ops.right_shift(bits, _uint32(16)))
+
+
+def _uint32(value: int | list) -> Tensor:
+    return ops.convert_to_tensor(np.asarray(value, np.uint32))

@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -186,6 +187,58 @@ class PreparedSplit:
         if len(found) != count:
             raise OSError(f"{path} needs {count} windows of {record.itemsize} bytes, and is missing or cut short")
         return found
+
+
+class PreparedWindows:
+    """The training windows of a prepared split, as `WindowStream` gives them to NumPy.
+
+    Args:
+      split: The windows.
+      seed: Seed of the order.
+      limit: Number of windows that the run reads in all; only those are asked for.
+    """
+
+    def __init__(self, split: PreparedSplit, *, seed: int, limit: int):
+        del limit
+        self._split, self._seed = split, seed
+
+    def batch(self, position: int, count: int) -> Batch:
+        """The windows `position` to `position + count - 1`; see `PreparedSplit.batch`."""
+        return self._split.batch(position, count, self._seed)
+
+    def stop(self) -> None:
+        """No wait is long here."""
+
+
+class PreparedEvaluation:
+    """A prepared split once through, in stored order; see `EvaluationBatches`.
+
+    Args:
+      split: The windows.
+      batch_size: Windows in every batch. Windows of padding fill the last one.
+      windows: Number of windows to read, from the beginning; None for all.
+
+    Attributes:
+      words: Words of the original text; None if they were not counted, or `windows` cuts the split short.
+    """
+
+    def __init__(self, split: PreparedSplit, *, batch_size: int, windows: int | None = None):
+        self._split, self._batch_size = split, batch_size
+        self._count = split.windows if windows is None else min(windows, split.windows)
+        self.words = split.words if self._count == split.windows else None
+
+    def __len__(self) -> int:
+        return -(-self._count // self._batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yields batches like `PreparedSplit.batch`. The epoch is 0."""
+        fills = {name: field.padding for name, field in self._split.layout.fields.items()}
+        for start in range(0, self._count, self._batch_size):
+            numbers = np.arange(start, min(start + self._batch_size, self._count))
+            window = np.stack([np.zeros_like(numbers), numbers], axis=-1).astype(np.int32)
+            missing = ((0, self._batch_size - len(numbers)), (0, 0))
+            batch = {**self._split.read(numbers), "window": window}
+            yield {name: np.pad(x, missing, constant_values=int(fills.get(name, 0))) for name, x in batch.items()}
 
 
 class Prepared:

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from flash_tf.data.prepared import PreparedSplit
+from flash_tf.data.prepared import PreparedEvaluation, PreparedSplit
 from flash_tf.data.shuffling import base_of, key_of, turned
 
 
@@ -62,25 +62,8 @@ class PreparedStream:
         return windows.rebatch(share, drop_remainder=True).take(steps).prefetch(tf.data.AUTOTUNE)
 
 
-class PreparedBatches:
-    """A prepared split once through, in stored order; see `EvaluationBatches`.
-
-    Args:
-      split: The windows.
-      batch_size: Windows in every batch. Windows of padding fill the last one.
-      windows: Number of windows to read, from the beginning; None for all.
-
-    Attributes:
-      words: Words of the original text; None if they were not counted, or `windows` cuts the split short.
-    """
-
-    def __init__(self, split: PreparedSplit, *, batch_size: int, windows: int | None = None):
-        self._split, self._batch_size = split, batch_size
-        self._count = split.windows if windows is None else min(windows, split.windows)
-        self.words = split.words if self._count == split.windows else None
-
-    def __len__(self) -> int:
-        return -(-self._count // self._batch_size)
+class PreparedBatches(PreparedEvaluation):
+    """The same batches by a graph of tf.data."""
 
     def dataset(self, pipelines: int = 1, pipeline: int = 0) -> tf.data.Dataset:
         """The batches, or one input pipeline's share of each."""

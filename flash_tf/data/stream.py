@@ -3,13 +3,16 @@
 import math
 import threading
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import tensorflow as tf
 
 from flash_tf.data.packing import Batch, Packing, Windows
 from flash_tf.data.rows import RowPacking, Rows
 from flash_tf.data.token_cache import TokenCache
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 
 class WindowStream:
@@ -64,7 +67,7 @@ class WindowStream:
             window += [(epoch, number + i) for i in range(len(indices))]
         return _read(slices, window)
 
-    def dataset(self, position: int, batch_size: int, pipelines: int = 1, pipeline: int = 0) -> tf.data.Dataset:
+    def dataset(self, position: int, batch_size: int, pipelines: int = 1, pipeline: int = 0) -> "tf.data.Dataset":
         """The batches from `position` up to the limit, or one input pipeline's share of each.
 
         Args:
@@ -84,6 +87,8 @@ class WindowStream:
                 f"batch_size must be a multiple of pipelines, and pipeline must be below pipelines, got "
                 f"batch_size {batch_size}, pipelines {pipelines}, pipeline {pipeline}"
             )
+        import tensorflow as tf
+
         share = batch_size // pipelines
 
         def batches() -> Iterator[Batch]:
@@ -190,8 +195,10 @@ class EvaluationBatches:
     def __len__(self) -> int:
         return -(-self._count // self._batch_size)
 
-    def dataset(self, pipelines: int = 1, pipeline: int = 0) -> tf.data.Dataset:
+    def dataset(self, pipelines: int = 1, pipeline: int = 0) -> "tf.data.Dataset":
         """The batches as a dataset, or one input pipeline's share of each; `WindowStream.dataset` has the rule."""
+        import tensorflow as tf
+
         first = next(iter(self))
         signature = {name: tf.TensorSpec(x.shape, x.dtype) for name, x in first.items()}
         share = self._batch_size // pipelines

@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Literal
 
 import numpy as np
-import tensorflow as tf
+from etils import epath
 
 MASK, CLS = "<mask>", "<cls>"
 SPECIAL = ("pad", "eos", "mask", "cls")
@@ -105,10 +105,10 @@ class Tokenizer:
     def save(self, path: str) -> None:
         """Writes the file's bytes as they were loaded or trained; OSError if `path` cannot be written."""
         try:
-            with tf.io.gfile.GFile(os.path.expanduser(path), "wb") as file:
-                file.write(self.data)
-        except tf.errors.OpError as error:
-            raise OSError(f"tokenizer model {path} cannot be written: {error.message}") from None
+            epath.Path(os.path.expanduser(path)).write_bytes(self.data)
+        except Exception as error:  # of the disk, or of a bucket's client
+            reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+            raise OSError(f"tokenizer model {path} cannot be written: {reason}") from None
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         """The ids of each text, int32 `[length]`, without eos."""

@@ -19,8 +19,8 @@ from flash_tf.data.prepared_files import PreparedFiles, begin, finish
 from flash_tf.data.sources import SOURCES
 from flash_tf.preparing.work import Task, Work
 from flash_tf.training import preflight
+from flash_tf.training.inputs import make_packing, make_tokenizer
 from flash_tf.training.progress import Progress, duration
-from flash_tf.training.run import make_packing, make_tokenizer
 from flash_tf.training.tasks import objective_of
 
 SPLITS = ("train", "validation")

@@ -5,18 +5,18 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tensorflow as tf
 
 from flash_tf.config import ProfileConfig, TrainConfig
-from flash_tf.profiling import latency
-from flash_tf.profiling.capture import Capture
-from flash_tf.training import workers
 from flash_tf.training.mirror import Mirror
 from flash_tf.training.progress import Clock, Progress, lasting, perplexity, training_parts
 from flash_tf.training.run_directory import Records
-from flash_tf.training.trainer import COLUMNS, Trainer
+from flash_tf.training.update import COLUMNS
+
+if TYPE_CHECKING:
+    from flash_tf.profiling.capture import Capture
 
 
 class Interrupted(Exception):
@@ -30,7 +30,7 @@ class Interrupted(Exception):
 class CheckFinite:
     """Stops the run at the first loss that is not a number, before anything is written."""
 
-    def __init__(self, trainer: Trainer, step: tf.Variable, diverged: Callable[[str], Exception]):
+    def __init__(self, trainer: Any, step: Any, diverged: Callable[[str], Exception]):
         self._trainer, self._step, self._diverged = trainer, step, diverged
 
     def __call__(self, output):
@@ -56,8 +56,8 @@ class Metrics:
 
     def __init__(
         self,
-        trainer: Trainer,
-        step: tf.Variable,
+        trainer: Any,
+        step: Any,
         records: Records,
         progress: Progress,
         *,
@@ -102,7 +102,7 @@ class Metrics:
 class Save:
     """Saves a checkpoint when the steps pass a multiple of `every`."""
 
-    def __init__(self, save: Callable[[], None], step: tf.Variable, every: int):
+    def __init__(self, save: Callable[[], None], step: Any, every: int):
         self._save, self._step, self._every = save, step, every
         self._last = int(step.numpy())
 
@@ -127,12 +127,14 @@ class Profiler:
     def __init__(
         self,
         config: ProfileConfig | None,
-        trainer: Trainer,
-        step: tf.Variable,
+        trainer: Any,
+        step: Any,
         folder: str | None,
-        finish: Callable[[Capture], None],
+        finish: Callable[["Capture"], None],
     ):
         if config is not None and folder is not None:
+            from flash_tf.profiling import latency  # it brings TensorFlow
+
             latency.check_folder(folder)
         self._config, self._trainer, self._step, self._folder = config, trainer, step, folder
         self._finish, self._capture = finish, None
@@ -161,6 +163,8 @@ class Profiler:
             and self._folder is not None
             and self._config.start <= done + 1 <= self._config.last
         ):
+            from flash_tf.profiling.capture import Capture
+
             self._capture = Capture(self._folder, "train")
             self._trainer.around = lambda: self._capture.step(int(self._step.numpy()) + 1)
 
@@ -183,7 +187,7 @@ class Signals:
       progress: Shows the line.
     """
 
-    def __init__(self, save: Callable[[], None], stop_data: Callable[[], None], trainer: Trainer, progress: Progress):
+    def __init__(self, save: Callable[[], None], stop_data: Callable[[], None], trainer: Any, progress: Progress):
         self._save, self._stop_data, self._trainer, self._progress = save, stop_data, trainer, progress
         self._received, self._saved, self._evaluating = 0, False, False
 
@@ -210,7 +214,7 @@ class Signals:
     @contextlib.contextmanager
     def evaluation(self) -> Iterator[None]:
         """Within it, a signal ends the run at once: no step is lost. Several workers end after the next loop."""
-        self._evaluating = not workers.several(self._trainer.strategy)
+        self._evaluating = not self._trainer.several
         yield
         self._evaluating = False
 
@@ -239,10 +243,10 @@ class Signals:
             raise Interrupted(number)
 
     def __call__(self, output):
-        received = int(workers.largest(self._trainer.strategy, self._received))
+        received = int(self._trainer.largest(self._received))
         if received:  # of this worker or another
             self._received = received
             self._save()
-            workers.largest(self._trainer.strategy, 0)  # the first worker has saved before another leaves
+            self._trainer.largest(0)  # the first worker has saved before another leaves
             self._saved = True
             raise Interrupted(self._received)

@@ -3,20 +3,23 @@
 import json
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
-import tensorflow as tf
+from etils import epath
 
 from flash_tf import renamed
+from flash_tf.data import stored
+from flash_tf.training import checkpoint_files
+from flash_tf.training.checkpoint_files import DamagedCheckpoint
 from flash_tf.training.run_directory import aside
 
 MARKER = "complete.json"  # written last: gs:// has no atomic rename
-LAST = "variables.index"  # the last of TensorFlow's files
 
 
 class Checkpoints:
-    """The checkpoints of a run. Each is a folder `step-00001000` with TensorFlow's files and a marker.
+    """The checkpoints of a run. Each is a folder `step-00001000` with files of arrays and a marker.
 
     Variables are stored one by one under their own names, because `tf.train.Checkpoint(model=...)` silently skips
     layers in lists.
@@ -31,68 +34,56 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Steps of the whole checkpoints, oldest first."""
-        return [step for step in self._folders() if tf.io.gfile.exists(f"{self._folder(step)}/{MARKER}")]
+        return [step for step in self._folders() if epath.Path(f"{self._folder(step)}/{MARKER}").exists()]
 
     def _folders(self):
-        if not tf.io.gfile.isdir(self.directory):
-            return []
-        names = (re.fullmatch(r"step-(\d+)/?", name) for name in tf.io.gfile.listdir(self.directory))
+        names = (re.fullmatch(r"step-(\d+)/?", name) for name in stored.names(self.directory))
         return sorted(int(match[1]) for match in names if match)
 
     def notes(self, step: int) -> dict:
         """The notes of a checkpoint: `step`, `position`; and `loss`, or also `rank`, if it was evaluated."""
         where = self._folder(step)
         try:
-            with tf.io.gfile.GFile(f"{where}/{MARKER}") as file:
-                notes = json.load(file)
+            notes = json.loads(epath.Path(f"{where}/{MARKER}").read_bytes())
         except ValueError as error:  # it is no JSON, or no text
             raise DamagedCheckpoint(f"{where} is damaged: its {MARKER} is not JSON") from error
         if not isinstance(notes, dict) or notes.get("step") != step:
             raise DamagedCheckpoint(f"{where} is damaged: its {MARKER} does not name step {step}")
         return notes
 
-    def save(self, variables: dict[str, tf.Variable], notes: dict) -> None:
+    def save(self, variables: Mapping[str, Any], notes: dict) -> None:
         """Writes a checkpoint of `notes["step"]`. It counts once the marker is there."""
-        folder = self._folder(notes["step"])
-        if tf.io.gfile.exists(folder):
-            tf.io.gfile.rmtree(folder)  # it has no marker: a process died while it wrote
-        tf.io.gfile.makedirs(folder)
-        try:
-            tf.train.Checkpoint(**{_key(name): v for name, v in variables.items()}).write(f"{folder}/variables")
-        except tf.errors.OpError as error:
-            # The names of TensorFlow's nodes mean nothing to a user.
-            reason = re.sub(r"{{.*}}|\[Op:.*", "", error.message).split("; ")[-1].strip()
-            raise OSError(f"the checkpoint {folder} cannot be written: {reason}") from error
+        checkpoint_files.write(self._begin(notes["step"]), {key_of(name): v for name, v in variables.items()})
         self._mark(notes["step"], {**notes, "variables": len(variables)})
+
+    def _begin(self, step):
+        """The folder of a new checkpoint, empty."""
+        folder = epath.Path(self._folder(step))
+        if folder.exists():
+            folder.rmtree()  # it has no marker: a process died while it wrote
+        folder.mkdir(parents=True)
+        return str(folder)
 
     def note(self, step: int, notes: dict) -> None:
         """Adds notes to a whole checkpoint."""
         self._mark(step, {**self.notes(step), **notes})
 
     def _mark(self, step, notes):
-        path = f"{self._folder(step)}/{MARKER}"
-        with tf.io.gfile.GFile(f"{path}.partial", "w") as file:
-            file.write(json.dumps(notes) + "\n")
-        tf.io.gfile.rename(f"{path}.partial", path, overwrite=True)
+        stored.write(f"{self._folder(step)}/{MARKER}", (json.dumps(notes) + "\n").encode())
 
-    def restore(self, variables: dict[str, tf.Variable], step: int) -> dict:
+    def restore(self, variables: Mapping[str, Any], step: int) -> dict:
         """Assigns every variable from the checkpoint of `step`. Returns the checkpoint's notes.
 
         Raises:
           ValueError: Names or shapes differ from the checkpoint, its files cannot be read, or a value is not finite.
         """
         where = self._folder(step)
-        try:
-            notes = self.notes(step)
-            reader = tf.train.load_checkpoint(f"{where}/variables")
-            shapes = reader.get_variable_to_shape_map()
-            stored = {name.removesuffix(SUFFIX): shape for name, shape in shapes.items() if name.endswith(SUFFIX)}
-            keys = {name: _stored_key(name, stored) for name in variables}
-            self._compare(where, {keys[name]: list(v.shape) for name, v in variables.items()}, stored)
-            values = {name: reader.get_tensor(keys[name] + SUFFIX) for name in variables}
-        except (tf.errors.OpError, RuntimeError, IndexError) as error:
-            raise DamagedCheckpoint(f"{where} is damaged: {str(error).splitlines()[0][:200]}") from error
-        if (bad := not_finite(values.items())) is not None:
+        notes, arrays = self.notes(step), checkpoint_files.Arrays(where)
+        keys = {name: _stored_key(name, arrays.shapes) for name in variables}
+        self._compare(where, {keys[name]: list(v.shape) for name, v in variables.items()}, arrays.shapes)
+        read = arrays.read({keys[name]: v for name, v in variables.items()})
+        values = {name: read[key] for name, key in keys.items()}
+        if (bad := self.not_finite(values)) is not None:
             raise DamagedCheckpoint(f"{where} is damaged: {bad} is not finite")
         for name, variable in variables.items():
             variable.assign(values[name])
@@ -116,7 +107,7 @@ class Checkpoints:
         if wrong is not None:
             raise ValueError(f"{where}: {_name(wrong)} needs shape {needed[wrong]}, got {list(stored[wrong])}")
 
-    def restore_first(self, variables: dict[str, tf.Variable], steps: list[int]) -> dict:
+    def restore_first(self, variables: Mapping[str, Any], steps: list[int]) -> dict:
         """Restores the first of some checkpoints that is not damaged, and reports each one before it.
 
         Raises:
@@ -134,7 +125,7 @@ class Checkpoints:
                     ) from error
                 self._report(f"{error}; falling back to step {following:,}")
 
-    def restore_newest(self, variables: dict[str, tf.Variable]) -> dict | None:
+    def restore_newest(self, variables: Mapping[str, Any]) -> dict | None:
         """As `restore_first`, the newest first. None if there is no checkpoint."""
         steps = self.steps()
         return self.restore_first(variables, steps[::-1]) if steps else None
@@ -143,9 +134,9 @@ class Checkpoints:
         """Renames the checkpoints of later steps, which could not be read. The run comes to these steps again."""
         for step in self._folders():
             folder = self._folder(step)
-            if step > after and any(tf.io.gfile.exists(f"{folder}/{name}") for name in (MARKER, LAST)):
+            if step > after and (epath.Path(f"{folder}/{MARKER}").exists() or checkpoint_files.there(folder)):
                 beside = aside(folder)
-                tf.io.gfile.rename(folder, beside)
+                epath.Path(folder).rename(beside)
                 self._report(f"{folder}: this checkpoint is now in {beside}")
 
     def best(self) -> int | None:
@@ -169,19 +160,18 @@ class Checkpoints:
         old = [step for step in self._folders() if step < whole[-1]]
         for step in set(old) - set(whole[-newest:]) - {self.best()}:
             if step in whole:
-                tf.io.gfile.remove(f"{self._folder(step)}/{MARKER}")
-            tf.io.gfile.rmtree(self._folder(step))
+                stored.remove(f"{self._folder(step)}/{MARKER}")
+            epath.Path(self._folder(step)).rmtree()
+
+    def not_finite(self, values: Mapping[str, Any]) -> str | None:
+        """The name of the first array that holds NaN or infinity, or None."""
+        return not_finite(values.items())
 
     def _folder(self, step):
         return f"{self.directory}/step-{step:08d}"
 
 
-SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 SLOTS = ("m|", "v|")  # the optimizer's variables, which a trained model does without
-
-
-class DamagedCheckpoint(ValueError):
-    """A checkpoint whose files cannot be read, or whose values are not finite."""
 
 
 def not_finite(arrays: Iterable[tuple[str, np.ndarray]]) -> str | None:
@@ -189,7 +179,7 @@ def not_finite(arrays: Iterable[tuple[str, np.ndarray]]) -> str | None:
     return next((name for name, array in arrays if not np.isfinite(array).all()), None)
 
 
-def _key(name):
+def key_of(name):
     """A variable's name as one attribute of `tf.train.Checkpoint`."""
     return name.replace("/", "|")  # TensorFlow escapes "." and "/" in the names it stores
 
@@ -200,5 +190,5 @@ def _name(key):
 
 def _stored_key(name, stored):
     """The key of a variable in a checkpoint, which may have its old name."""
-    old = _key(renamed.old_variable(name))
-    return old if old in stored and _key(name) not in stored else _key(name)
+    old = key_of(renamed.old_variable(name))
+    return old if old in stored and key_of(name) not in stored else key_of(name)

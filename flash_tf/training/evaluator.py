@@ -1,7 +1,6 @@
 """Evaluates a model on a whole validation split."""
 
 import functools
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -10,6 +9,7 @@ import tensorflow as tf
 
 from flash_tf.data.prepared_input import PreparedBatches
 from flash_tf.data.stream import EvaluationBatches
+from flash_tf.training.evaluation import summarize, token_sums
 
 
 class Evaluator(orbit.AbstractEvaluator):
@@ -71,12 +71,7 @@ class Evaluator(orbit.AbstractEvaluator):
 
     def sums(self, batch):
         """The summed loss, then the number of times each token is a label: float32 `[1 + V]`."""
-        prediction = self._objective(self._model, batch, training=False)
-        counts = tf.math.unsorted_segment_sum(
-            tf.reshape(prediction.weights, [-1]), tf.reshape(prediction.labels, [-1]), self._model.vocabulary_size
-        )
-        loss = tf.reduce_sum(tf.where(prediction.weights > 0, prediction.nll * prediction.weights, 0.0))
-        return tf.concat([loss[None], counts], axis=0)
+        return token_sums(self._objective, self._model, batch)
 
 
 class TaskEvaluator(Evaluator):
@@ -101,31 +96,3 @@ def per_replica(dataset: tf.data.Dataset, batch_size: int, context: tf.distribut
     """Cuts a pipeline's batches of `batch_size` windows into one element for each of its replicas."""
     replicas = context.num_replicas_in_sync // context.num_input_pipelines
     return dataset if replicas == 1 else dataset.rebatch(batch_size // replicas)
-
-
-def summarize(nll: float, label_counts: np.ndarray, words: int | None) -> dict[str, float]:
-    """The figures of an evaluation.
-
-    Args:
-      nll: Total negative log-likelihood, in nats.
-      label_counts: The number of times each token is a label, `[V]`.
-      words: Words of the original text; None to leave out the perplexity per word.
-
-    Returns:
-      `loss`, in nats a token; `perplexity`, its exponential; `unigram_perplexity`, the exponential of the tokens'
-      entropy, which no model without context can beat on these tokens; `tokens`, the number of predicted tokens; with
-      `words` also `word_perplexity`, exp(nll / words), and `words`.
-    """
-    tokens = label_counts.sum()
-    shares = label_counts[label_counts > 0] / tokens
-    result = {
-        "loss": nll / tokens,
-        "perplexity": _exp(nll / tokens),
-        "unigram_perplexity": _exp(-(shares * np.log(shares)).sum()),
-        "tokens": int(tokens),
-    }
-    return result if words is None else {**result, "word_perplexity": _exp(nll / words), "words": words}
-
-
-def _exp(x):
-    return float(math.exp(x)) if x < 700 else math.inf

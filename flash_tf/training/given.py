@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from flash_tf import owned_files
 from flash_tf.config import Config
@@ -39,7 +38,7 @@ def with_examples(config: Config, model_dir: str, dataset: Mapping[str, Iterable
 
 
 def _lines(split, examples):
-    examples = examples.as_numpy_iterator() if isinstance(examples, tf.data.Dataset) else examples
+    examples = examples.as_numpy_iterator() if hasattr(examples, "as_numpy_iterator") else examples  # of tf.data
     lines = []
     for number, example in enumerate(examples, 1):
         if not isinstance(example, Mapping):
@@ -55,7 +54,7 @@ def _plain(value: Any) -> Any:
     """A value of NumPy or TensorFlow as JSON has it."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
-    if isinstance(value, tf.Tensor):
+    if hasattr(value, "numpy"):  # a tensor
         value = value.numpy()
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()

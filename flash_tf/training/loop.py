@@ -3,34 +3,27 @@
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import keras
 import orbit
 import tensorflow as tf
 
 from flash_tf.config import Config
-from flash_tf.data.prepared_input import PreparedBatches
+from flash_tf.data.prepared_input import PreparedBatches, PreparedStream
 from flash_tf.data.sources import SOURCES
-from flash_tf.data.stream import EvaluationBatches
 from flash_tf.data.tokenizer import Tokenizer
 from flash_tf.profiling import latency
 from flash_tf.training import actions, given, mirror, modelling, preflight, profile, run_directory, workers
 from flash_tf.training.evaluator import Evaluator, TaskEvaluator
+from flash_tf.training.inputs import evaluation_batches
 from flash_tf.training.owner import Owner
 from flash_tf.training.progress import Progress, evaluation_parts, peak_flops
 from flash_tf.training.restore import restore
-from flash_tf.training.run import (
-    errors_of,
-    make_cache,
-    make_packing,
-    make_trainer,
-    open_run,
-    open_stream,
-    prepared_text,
-)
+from flash_tf.training.run import evaluation_steps, last_evaluation, open_stream
 from flash_tf.training.strategy import device_name, is_chief, make_strategy
 from flash_tf.training.tasks import TaskObjective, objective_of
+from flash_tf.training.tensorflow_run import errors_of, make_trainer, open_run
 from flash_tf.training.trainer import uses_xla
 
 EVALUATED_AT_ONCE = 2**14  # tokens of a batch of `evaluate`: one device may not hold the batch of many
@@ -71,7 +64,7 @@ def train(
 
 
 def _train(run, owner, copy):
-    config, model_dir, progress, stream = run.config, run.model_dir, run.progress, open_stream(run)
+    config, model_dir, progress, stream = run.config, run.model_dir, run.progress, open_stream(run, PreparedStream)
     if run.chief:
         run.checkpoints.set_aside(after=int(run.step.numpy()))
     trainer = make_trainer(run, stream)
@@ -120,7 +113,7 @@ def _train(run, owner, copy):
             ],
         )
         metrics.begin()
-        for until in _evaluation_steps(run):
+        for until in evaluation_steps(run):
             metrics.restart_clock()
             with errors_of(stream):
                 controller.train(steps=until, checkpoint_at_completion=False)
@@ -130,12 +123,7 @@ def _train(run, owner, copy):
             evaluations.append([run.evaluation])
             copy("validation", [run.evaluation])
             run.save()
-    if run.stale:
-        evaluation = config.evaluation
-        progress.line(f"stopped early: no better {evaluation.metric} in {evaluation.patience} evaluations in a row")
-    elif not run.evaluation:
-        progress.line(f"the run has all of its {config.train.steps:,} steps: evaluating the last one again")
-    return run.evaluation or {"step": int(run.step.numpy()), **evaluator.evaluate(None)}
+    return last_evaluation(run, lambda: evaluator.evaluate(None))
 
 
 def evaluate(model_dir: str, progress: Progress, checkpoint: str | int = "best") -> dict:
@@ -179,32 +167,18 @@ def make_evaluator(
       ValueError: The source has no validation split.
     """
     objective = objective_of(config)(config, tokenizer)
-    packing = make_packing(config, objective, model)
-    size = {"batch_size": batch_size, "windows": config.evaluation.windows}
-    if (prepared := prepared_text(config, packing, tokenizer)) is not None:
-        batches = functools.partial(PreparedBatches, prepared.splits["validation"], **size)
-    else:
-        cache = make_cache(config, model_dir, tokenizer, "validation", progress.tokenised)
-        batches = functools.partial(EvaluationBatches, cache, packing, **size)
     evaluator = TaskEvaluator if isinstance(objective, TaskObjective) else Evaluator
     return evaluator(
         model=model,
         objective=objective,
         strategy=strategy,
-        batches=batches,
+        batches=evaluation_batches(
+            config, model_dir, model, tokenizer, batch_size=batch_size, progress=progress, of_prepared=PreparedBatches
+        ),
         counts_words=SOURCES.build(config.data.source).counts_words,
         on_progress=progress.evaluated,
         jit_compile=uses_xla(config, model),
     )
-
-
-def _evaluation_steps(run) -> Iterator[int]:
-    """The next steps at which to evaluate: every multiple of `evaluation.every`, and the last; none of a stale run."""
-    step, last = run.evaluated, run.config.train.steps
-    every = run.config.evaluation.every or last
-    while step < last and not run.stale:
-        step = min(step - step % every + every, last)
-        yield step
 
 
 def _finish_profile(run, metrics, capture):

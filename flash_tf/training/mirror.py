@@ -6,10 +6,9 @@ import os
 import uuid
 from collections.abc import Callable, Iterator
 
-import tensorflow as tf
-
 from flash_tf import config as configs
 from flash_tf import owned_files
+from flash_tf.data import stored
 
 ID = "wandb.txt"  # holds the run's id there, so that a resumed run goes on in the same place
 Mirror = Callable[[str, list[dict]], None]  # takes the kind of some records, and the records
@@ -58,8 +57,6 @@ def mirrored(config: configs.Config, model_dir: str, chief: bool, report: Callab
 
 def _id(model_dir):
     path = f"{model_dir}/{ID}"
-    if not tf.io.gfile.exists(path):
-        with tf.io.gfile.GFile(path, "w") as file:
-            file.write(uuid.uuid4().hex)
-    with tf.io.gfile.GFile(path) as file:
-        return file.read().strip()
+    if stored.read(path) is None:
+        stored.write(path, uuid.uuid4().hex.encode())
+    return stored.read(path).decode().strip()

@@ -1,14 +1,17 @@
 """Training objectives: from token windows to the negative log-likelihoods of their labels."""
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import keras
-import tensorflow as tf
+from keras import ops
 
 from flash_tf.config import Config
 from flash_tf.data.masking import mask_tokens
-from flash_tf.data.tokenizer import Tokenizer
 from kernels_xla.common.cross_entropy import cross_entropy
+from kernels_xla.common.spec import Tensor
+
+if TYPE_CHECKING:
+    from flash_tf.data.tokenizer import Tokenizer
 
 
 class Prediction(NamedTuple):
@@ -20,9 +23,9 @@ class Prediction(NamedTuple):
       weights: float32 `[b, k]`, 1 if a position counts, else 0.
     """
 
-    nll: tf.Tensor
-    labels: tf.Tensor
-    weights: tf.Tensor
+    nll: Tensor
+    labels: Tensor
+    weights: Tensor
 
 
 class Examples(NamedTuple):
@@ -35,10 +38,10 @@ class Examples(NamedTuple):
       weights: float32 `[b, k]`, 1 if a position counts, else 0.
     """
 
-    tokens: tf.Tensor
-    options: dict[str, tf.Tensor]
-    labels: tf.Tensor
-    weights: tf.Tensor
+    tokens: Tensor
+    options: dict[str, Tensor]
+    labels: Tensor
+    weights: Tensor
 
 
 class Objective:
@@ -55,20 +58,20 @@ class Objective:
     METRICS = ()
 
     @staticmethod
-    def encoder_of(config: Config, tokenizer: Tokenizer | None) -> None:
+    def encoder_of(config: Config, tokenizer: "Tokenizer | None") -> None:
         """None: a language model reads documents, and no rows; see `TaskObjective.encoder_of`."""
 
-    def examples(self, batch: dict[str, tf.Tensor], training: bool) -> Examples:
+    def examples(self, batch: dict[str, Tensor], training: bool) -> Examples:
         """The examples of a batch."""
         raise NotImplementedError
 
-    def __call__(self, model: keras.Model, batch: dict[str, tf.Tensor], training: bool = False) -> Prediction:
+    def __call__(self, model: keras.Model, batch: dict[str, Tensor], training: bool = False) -> Prediction:
         """The likelihood at each predicted position."""
         tokens, options, labels, weights = self.examples(batch, training)
-        logits = tf.cast(model(tokens, **options, training=training), tf.float32)
-        return Prediction(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits), labels, weights)
+        logits = ops.cast(model(tokens, **options, training=training), "float32")
+        return Prediction(ops.sparse_categorical_crossentropy(labels, logits, from_logits=True), labels, weights)
 
-    def loss(self, model: keras.Model, batch: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+    def loss(self, model: keras.Model, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """The summed negative log-likelihood and the number of predicted tokens, float32, for training.
 
         The numbers are the same as in `__call__`, but computed in blocks of tokens: all logits at once would not fit
@@ -76,9 +79,9 @@ class Objective:
         """
         tokens, options, labels, weights = self.examples(batch, training=True)
         x = model.encode(tokens, **options, training=True)
-        x, labels, weights = (tf.reshape(t, [-1, *t.shape[2:]]) for t in (x, labels, weights))
+        x, labels, weights = (ops.reshape(t, (-1, *t.shape[2:])) for t in (x, labels, weights))
         loss = cross_entropy(x, model.head_weights, model.output_bias, labels, weights)
-        return loss, tf.reduce_sum(weights)
+        return loss, ops.sum(weights)
 
 
 class CausalObjective(Objective):
@@ -86,7 +89,7 @@ class CausalObjective(Objective):
 
     overlap = 1
 
-    def __init__(self, config: Config, tokenizer: Tokenizer):
+    def __init__(self, config: Config, tokenizer: "Tokenizer"):
         self._pad = tokenizer.pad_id
 
     def examples(self, batch, training):
@@ -95,7 +98,7 @@ class CausalObjective(Objective):
         if "segment_ids" in batch:
             segments, following = batch["segment_ids"][:, :-1], batch["segment_ids"][:, 1:]
             counts = (following == segments) & (following > 0)
-        return Examples(tokens, {"segment_ids": segments}, labels, tf.cast(counts, tf.float32))
+        return Examples(tokens, {"segment_ids": segments}, labels, ops.cast(counts, "float32"))
 
 
 class MaskedObjective(Objective):
@@ -103,7 +106,7 @@ class MaskedObjective(Objective):
 
     overlap = 0
 
-    def __init__(self, config: Config, tokenizer: Tokenizer):
+    def __init__(self, config: Config, tokenizer: "Tokenizer"):
         self._pad = tokenizer.pad_id
         self._options = {
             "seed": config.train.seed,
@@ -117,7 +120,7 @@ class MaskedObjective(Objective):
 
     def examples(self, batch, training):
         segments = batch.get("segment_ids")
-        starts = None if self._starts_word is None else tf.constant(self._starts_word)
+        starts = None if self._starts_word is None else ops.convert_to_tensor(self._starts_word)
         masked = mask_tokens(
             batch["tokens"], batch["window"], segment_ids=segments, starts_word=starts, **self._options
         )

@@ -1,38 +1,11 @@
-"""AdamW and its learning rate as plain functions of tensors, and the slots that they update."""
+"""AdamW under `tf.distribute`: the variables, and the slots that it updates."""
+
+import functools
 
 import tensorflow as tf
 
 from flash_tf.config import OptimizerConfig
-from flash_tf.training import schedule
-
-
-def learning_rate(config: OptimizerConfig, steps: int, step: tf.Tensor) -> tf.Tensor:
-    """The learning rate of a step, float32; see `schedule.learning_rate`. `step` counts the steps done before it."""
-    return schedule.learning_rate(config, steps, tf.cast(step, tf.float32), tf)
-
-
-def adamw(weight, gradient, m, v, *, step, rate, betas, epsilon, decay):
-    """One update of AdamW (Loshchilov and Hutter, arXiv:1711.05101).
-
-    Args:
-      weight: The weight, float32 of any shape; so are `gradient`, `m` and `v`.
-      gradient: The weight's gradient.
-      m: Running mean of the gradient.
-      v: Running mean of the gradient's square.
-      step: Steps done before this one.
-      rate: Learning rate.
-      betas: Decay rates of the two means.
-      epsilon: Added to the root.
-      decay: Weight decay, which the rate multiplies.
-
-    Returns:
-      The new weight, m and v.
-    """
-    count = tf.cast(step, tf.float32) + 1
-    m = betas[0] * m + (1 - betas[0]) * gradient
-    v = betas[1] * v + (1 - betas[1]) * tf.square(gradient)
-    mean, square = m / (1 - tf.pow(betas[0], count)), v / (1 - tf.pow(betas[1], count))
-    return weight - rate * (mean / (tf.sqrt(square) + epsilon) + decay * weight), m, v
+from flash_tf.training import update
 
 
 class AdamW:
@@ -54,7 +27,7 @@ class AdamW:
         self.v = {name: zeros(v) for name, v in variables.items()}
         self._update = tf.function(self._updated, jit_compile=True, autograph=False) if jit_compile else self._updated
         # Traced once for each shape, and not for each variable: their updates are most operators of a step.
-        self._adamw = tf.function(self._values, autograph=False)
+        self._adamw = tf.function(functools.partial(update.updated, self.config), autograph=False)
 
     def state(self) -> dict[str, tf.Variable]:
         """The slots by name, for a checkpoint."""
@@ -62,7 +35,7 @@ class AdamW:
 
     def rate(self, step: tf.Tensor) -> tf.Tensor:
         """The learning rate of a step."""
-        return learning_rate(self.config, self.steps, step)
+        return update.learning_rate(self.config, self.steps, step)
 
     def apply(self, gradients: list[tf.Tensor], step: tf.Tensor, rate: tf.Tensor | None = None) -> None:
         """Updates every variable. Call it in replica context, with the same gradients on every replica.
@@ -91,9 +64,3 @@ class AdamW:
             weight, m, v = (variable.read_value() for variable in variables)
             for variable, value in zip(variables, self._adamw(weight, gradient, m, v, step, rate), strict=True):
                 variable.assign(value)
-
-    def _values(self, weight, gradient, m, v, step, rate):
-        config = self.config
-        decay = config.weight_decay if weight.shape.rank >= 2 else 0.0  # norms, biases, scales, offsets: vectors
-        same = {"step": step, "rate": rate, "betas": config.betas, "epsilon": config.epsilon, "decay": decay}
-        return adamw(weight, gradient, m, v, **same)

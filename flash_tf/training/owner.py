@@ -9,9 +9,10 @@ import threading
 import time
 from collections.abc import Callable
 
-import tensorflow as tf
+from etils import epath
 
 from flash_tf import owned_files
+from flash_tf.data import stored
 
 OWNER = "owner.json"
 BEAT = 10  # seconds between two signs of life
@@ -52,7 +53,7 @@ class Owner:
     def __enter__(self):
         if self._model_dir is None:
             return self
-        tf.io.gfile.makedirs(self._model_dir)
+        epath.Path(self._model_dir).mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
             self._take(locked=self._locked(stack))
             self._lock = stack.pop_all()
@@ -64,9 +65,9 @@ class Owner:
             return
         self._ended.set()
         self._heart.join()
-        with self._lock, contextlib.suppress(OSError, tf.errors.OpError):
+        with self._lock, contextlib.suppress(Exception):
             if not self._taken():
-                tf.io.gfile.remove(self._path)
+                stored.remove(self._path)
 
     def check(self) -> None:
         """Raises a ValueError if another process took the directory: this one was suspended, or cut off from it."""
@@ -75,7 +76,7 @@ class Owner:
 
     def renew(self) -> None:
         """Gives a sign of life, or notes that another process took the directory."""
-        with contextlib.suppress(OSError, tf.errors.OpError):  # a network may be away for a moment
+        with contextlib.suppress(Exception):  # a network may be away for a moment
             if not self._taken():
                 self._write({**self._name, "alive": _now()})
 
@@ -135,16 +136,14 @@ class Owner:
         """The owner in the file; None if there is none."""
         for _ in range(3):
             try:
-                with tf.io.gfile.GFile(self._path) as file:
-                    return json.load(file)
-            except tf.errors.NotFoundError:
-                return None
+                text = stored.read(self._path)
+                return None if text is None else json.loads(text)
             except ValueError:  # another process is writing it
                 self._wait(0.1)
         return None
 
     def _write(self, owner):
-        with tf.io.gfile.GFile(self._path, "w") as file:  # in place: the lock is on this very file
+        with epath.Path(self._path).open("w") as file:  # in place: the lock is on this very file
             file.write(f"{json.dumps(owner)}\n")
 
 

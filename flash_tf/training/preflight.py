@@ -3,7 +3,7 @@
 import os
 
 import keras
-import tensorflow as tf
+from etils import epath
 
 from flash_tf import model_stats, owned_files, presets
 from flash_tf.config import Config
@@ -11,8 +11,7 @@ from flash_tf.data import tokenizers
 from flash_tf.data.sources import SOURCES
 from flash_tf.data.sources.prepared import PreparedText
 from flash_tf.training import mirror, modelling, run_directory
-from flash_tf.training.run import make_packing, tokenizer_of_words, tokens_folder
-from flash_tf.training.strategy import check_devices
+from flash_tf.training.inputs import make_packing, tokenizer_of_words, tokens_folder
 from flash_tf.training.tasks import Classification, objective_of
 
 SPECIAL = 5  # pad, eos, unk, mask and cls
@@ -48,12 +47,22 @@ def check_values(config: Config) -> tuple[Config, keras.Model]:
     if (size := config.model["vocabulary_size"]) <= SPECIAL:
         raise ValueError(f"model.vocabulary_size must be more than the {SPECIAL} special tokens, got {size}")
     SOURCES.build(config.data.source)
+    if config.strategy.type == "jax":
+        _check_jax(config)
     objective = objective_of(config)
     _check_data(config.data, objective, objective.encoder_of(config, None) is not None)
     if (metric := config.evaluation.metric) not in (known := ("loss", *objective.METRICS)):
         raise ValueError(f"evaluation.metric must be one of {', '.join(known)}, got {metric!r}")
     with model_stats.without_weights():
         return config, modelling.make_model(config)
+
+
+def _check_jax(config):
+    """Raises a ValueError for what only TensorFlow's strategies can do."""
+    if config.train.jit_compile is False:
+        raise ValueError("train.jit_compile must not be false with strategy.type jax, which compiles the whole step")
+    if config.profile is not None:
+        raise ValueError("profile needs a strategy of TensorFlow, got strategy.type jax")
 
 
 def _check_data(data, objective, labelled):
@@ -75,9 +84,9 @@ def missing(config: Config, model: keras.Model, model_dir: str | None = None) ->
         lambda: _prepared(config, model),
         lambda: _tokenizer(config, model_dir),
         lambda: _start(config, model_dir),
-        lambda: check_devices(config.strategy),
+        lambda: _devices(config.strategy),
         lambda: mirror.check(config),
-        lambda: _memory(model),
+        lambda: _memory(config.strategy, model),
     )
     for need in needs:
         try:
@@ -119,15 +128,26 @@ def _start(config, model_dir):
         raise ValueError(f"init_from needs a run or a preset, and {path} is neither")
 
 
-def _memory(model):
-    """On a processor alone: a GPU's memory is not known before its work."""
+def _devices(config):
+    if config.type != "jax":  # which counts its devices itself
+        from flash_tf.training.strategy import check_devices
+
+        check_devices(config)
+
+
+def _memory(config, model):
+    """On a processor alone: a GPU's memory is not known before its work, and many hosts may share one model."""
+    if config.type == "jax":
+        return
+    from flash_tf.training.strategy import has_gpu
+
     needed, there = (
         model_stats.weight_and_optimizer_bytes(model),
         os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
     )
-    if needed > there and not tf.config.list_logical_devices("GPU"):
+    if needed > there and not has_gpu():
         raise ValueError(f"the weights and the optimizer need {needed:,} bytes of memory, and there are {there:,}")
 
 
 def _has(folder, name):
-    return folder is not None and tf.io.gfile.exists(f"{folder}/{name}")
+    return folder is not None and epath.Path(f"{folder}/{name}").exists()

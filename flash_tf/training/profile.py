@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from flash_tf import config as configs
 from flash_tf.config import Config
+from flash_tf.data.prepared_input import PreparedStream
 from flash_tf.generation import greedy
 from flash_tf.profiling import latency, trace
 from flash_tf.profiling.capture import Capture
@@ -20,8 +21,9 @@ from flash_tf.profiling.latency import Work
 from flash_tf.profiling.operations import memory_of
 from flash_tf.training import modelling, preflight, run_directory
 from flash_tf.training.progress import Progress, peak_flops
-from flash_tf.training.run import Run, errors_of, make_trainer, open_run, open_stream
+from flash_tf.training.run import open_stream
 from flash_tf.training.strategy import device_name, make_strategy
+from flash_tf.training.tensorflow_run import TensorFlowRun, errors_of, make_trainer, open_run
 from flash_tf.training.trainer import longest_loop, uses_xla
 
 MODES = ("train", "prefill", "decode")
@@ -92,7 +94,7 @@ def _train(config, model_dir, folder, steps, progress):
 def _train_in(scratch, config, folder, steps, per_loop, progress):
     config = preflight.check(config)
     run = open_run(config, scratch, make_strategy(config.strategy, progress.line), progress)
-    stream = open_stream(run)
+    stream = open_stream(run, PreparedStream)
     trainer = make_trainer(run, stream)
 
     def program_bytes():
@@ -189,7 +191,7 @@ def _capacity(config, model):
     return config.data.sequence_length if model.grows else None
 
 
-def training_work(run: Run) -> Work:
+def training_work(run: TensorFlowRun) -> Work:
     """The work of a training step."""
     flops, tokens = modelling.training_flops_per_step(run.config, run.model), run.config.train.tokens_per_step
     return step_work(run.config, "train", flops=flops, tokens=tokens, replicas=run.strategy.num_replicas_in_sync)

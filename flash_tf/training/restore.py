@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable
 
 import keras
-import tensorflow as tf
+from etils import epath
 
 from flash_tf import presets
 from flash_tf.config import Config
@@ -51,7 +51,7 @@ def restore(
     checkpoints = Checkpoints(f"{model_dir}/checkpoints", report)
     steps = checkpoints.steps()
     if not steps:
-        if tf.io.gfile.exists(f"{model_dir}/weights/manifest.json"):
+        if epath.Path(f"{model_dir}/weights/manifest.json").exists():
             raise ValueError(f"{model_dir} needs checkpoints, got weights of an exported step, which are read no more")
         raise ValueError(f"{model_dir} has no checkpoint yet: `flash-tf train` saves one")
     tokenizer = load_tokenizer(config, model_dir)
@@ -66,7 +66,7 @@ def restore(
 def starting_model(path: str, report: Callable[[str], None]) -> LanguageModel:
     """The model of a run or of a preset, for a new run that starts from its weights."""
     try:
-        if tf.io.gfile.exists(f"{path}/{presets.CONFIG}"):
+        if epath.Path(f"{path}/{presets.CONFIG}").exists():
             return LanguageModel.from_preset(path)
         return restore(path, report).model
     except ValueError as error:

@@ -7,16 +7,20 @@ import json
 import platform
 from collections.abc import Callable, Iterable, Iterator
 
-import tensorflow as tf
+from etils import epath
 
 from flash_tf import config as configs
 from flash_tf import config_merge, owned_files, strict_yaml
+from flash_tf.data import stored
 from flash_tf.data.sources import SOURCES
-from flash_tf.presets import TOKENIZERS
+from flash_tf.owned_files import TOKENIZERS
 
 CONFIG, METRICS, EVALUATIONS, VERSIONS = "config.yaml", "metrics.jsonl", "evaluations.jsonl", "versions.json"
 RUN = "run.json"
-PACKAGES = ("flash-tf", "tensorflow", "keras", "tensorflow-text", "tensorflow-datasets", "tf-models-official", "numpy")
+PACKAGES = (
+    *("flash-tf", "tensorflow", "keras", "tensorflow-text", "tensorflow-datasets", "tf-models-official"),
+    *("jax", "orbax-checkpoint", "numpy"),
+)
 MAY_CHANGE = (  # options that may differ between two starts of one run
     "train.steps_per_loop",
     "train.deterministic",
@@ -37,10 +41,9 @@ EXTENDED = ("train.steps", "optimizer.schedule_steps", "optimizer.constant_after
 def load_config(model_dir: str, overrides: Iterable[str] = ()) -> configs.Config:
     """The resolved config of a model directory, with overrides as in `config.load`."""
     path = f"{owned_files.place(model_dir)}/{CONFIG}"
-    if not tf.io.gfile.exists(path):
+    if (text := stored.read(path)) is None:
         raise ValueError(f"{model_dir} is not a model directory: it has no {CONFIG}, which `flash-tf train` writes")
-    with tf.io.gfile.GFile(path, "rb") as file:
-        values = strict_yaml.load(file.read(), path)
+    values = strict_yaml.load(text, path)
     config = configs.from_mapping(configs.Config, values, where=path)
     if not overrides:
         return config
@@ -65,11 +68,10 @@ def claim(model_dir: str, config: configs.Config, extends: bool = False) -> None
     if run:
         _compare(model_dir, run, _fingerprint(config), extends)
         return
-    tf.io.gfile.makedirs(model_dir)
+    epath.Path(model_dir).mkdir(parents=True, exist_ok=True)
     _write(f"{model_dir}/{RUN}", "{}\n")
     for name in TOKENIZERS:
-        if tf.io.gfile.exists(f"{model_dir}/{name}"):
-            tf.io.gfile.remove(f"{model_dir}/{name}")  # a first try left it, perhaps from other text
+        stored.remove(f"{model_dir}/{name}")  # a first try left it, perhaps from other text
 
 
 @contextlib.contextmanager
@@ -100,20 +102,19 @@ def begun(model_dir: str, config: configs.Config, tokenizer: str) -> Iterator[No
 
 def _run(model_dir):
     """The fingerprint of the run in a directory; empty if it has not begun."""
-    if tf.io.gfile.exists(path := f"{model_dir}/{RUN}"):
-        with tf.io.gfile.GFile(path) as file:
-            try:
-                run = json.load(file)
-                before = run == {} and not _trained(model_dir)  # its first step
-                return {} if before else {**run, "config": _resolved(run["config"], path)}
-            except (ValueError, TypeError, KeyError) as error:
-                raise ValueError(f"{path} is damaged: it is not the fingerprint of a run ({error})") from error
+    if (text := stored.read(path := f"{model_dir}/{RUN}")) is not None:
+        try:
+            run = json.loads(text)
+            before = run == {} and not _trained(model_dir)  # its first step
+            return {} if before else {**run, "config": _resolved(run["config"], path)}
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(f"{path} is damaged: it is not the fingerprint of a run ({error})") from error
     if _trained(model_dir):  # by a version that wrote no fingerprint
-        if not tf.io.gfile.exists(f"{model_dir}/{CONFIG}"):
+        if not epath.Path(f"{model_dir}/{CONFIG}").exists():
             raise ValueError(f"{model_dir} has checkpoints or records but no {CONFIG}: use another --model-dir")
         return {"config": configs.to_mapping(load_config(model_dir))}
     for name in (CONFIG, *TOKENIZERS):
-        if tf.io.gfile.exists(f"{model_dir}/{name}"):
+        if epath.Path(f"{model_dir}/{name}").exists():
             raise ValueError(f"{model_dir} has a {name} that no run wrote: use another --model-dir")
     return {}
 
@@ -125,7 +126,7 @@ def _resolved(values, where):
 
 def _trained(model_dir):
     """Whether a directory holds steps of a run."""
-    return any(tf.io.gfile.glob(f"{model_dir}/{name}") for name in ("checkpoints/*", METRICS))
+    return bool(stored.names(f"{model_dir}/checkpoints")) or epath.Path(f"{model_dir}/{METRICS}").exists()
 
 
 def _fingerprint(config):
@@ -178,10 +179,9 @@ class Records:
 
     def __init__(self, path: str | None, step: int, report: Callable[[str], None] = lambda line: None):
         self._path = path
-        if path is None or not tf.io.gfile.exists(path):
+        there = None if path is None else stored.read(path)
+        if there is None:
             return
-        with tf.io.gfile.GFile(path, "rb") as file:
-            there = file.read()
         lines = [line for line in there.split(b"\n") if line]
         last = {number: i for i, line in enumerate(lines) if (number := _step(line)) <= step}  # a line for each step
         last.pop(DAMAGED, None)
@@ -197,7 +197,7 @@ class Records:
     def append(self, lines: list[dict]) -> None:
         """Adds records. They are on disk when it returns."""
         if self._path is not None:
-            with tf.io.gfile.GFile(self._path, "a") as file:
+            with epath.Path(self._path).open("a") as file:
                 file.write("".join(json.dumps(line) + "\n" for line in lines))
 
 
@@ -216,7 +216,7 @@ def _step(line):
 
 def aside(path: str) -> str:
     """A free name for what is cut off from a file or folder: `path.1`, then `path.2`."""
-    return next(name for i in itertools.count(1) if not tf.io.gfile.exists(name := f"{path}.{i}"))
+    return next(name for i in itertools.count(1) if not epath.Path(name := f"{path}.{i}").exists())
 
 
 def _joined(lines):
@@ -224,6 +224,4 @@ def _joined(lines):
 
 
 def _write(path, text):
-    with tf.io.gfile.GFile(f"{path}.partial", "w") as file:
-        file.write(text)
-    tf.io.gfile.rename(f"{path}.partial", path, overwrite=True)
+    stored.write(path, text.encode() if isinstance(text, str) else text)

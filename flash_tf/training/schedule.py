@@ -1,4 +1,4 @@
-"""The learning rate schedule, for both NumPy and TensorFlow. Imports neither."""
+"""The learning rate schedule, for both NumPy and `keras.ops`. Imports neither."""
 
 import math
 from typing import Any
@@ -17,7 +17,7 @@ def learning_rate(config: OptimizerConfig, steps: int, done: Any, xp: Any) -> An
       config: The config's optimizer section, or any object with the same schedule attributes.
       steps: Steps of the whole run.
       done: Steps done before this one, a float32 scalar of `xp`.
-      xp: `numpy` or `tensorflow`: the functions used here have the same names in both.
+      xp: `numpy` or `keras.ops`: the functions used here have the same names in both.
     """
     warmup, peak, final = float(config.warmup_steps), config.learning_rate, config.final_learning_rate
     steps = config.schedule_steps or steps

@@ -29,9 +29,13 @@ def make_strategy(config: StrategyConfig, report: Callable[[str], None]) -> tf.d
     return made[config.type](config, report)
 
 
+def has_gpu() -> bool:
+    """Whether there is a GPU, which all strategies but `tpu` prefer."""
+    return bool(tf.config.list_logical_devices("GPU"))
+
+
 def _one_device(*_):
-    device = "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
-    return tf.distribute.OneDeviceStrategy(device)
+    return tf.distribute.OneDeviceStrategy("GPU:0" if has_gpu() else "CPU:0")
 
 
 def check_devices(config: StrategyConfig) -> None:

@@ -1,18 +1,23 @@
 """Objectives of tasks: the loss of labelled rows, and the metrics of their predictions."""
 
+from typing import TYPE_CHECKING
+
 import keras
 import numpy as np
-import tensorflow as tf
+from keras import ops
 
 from flash_tf.config import Config
 from flash_tf.data.encoders import AnswerEncoder, ClassLabel, NumberLabel, TextEncoder, TwoTextEncoder
 from flash_tf.data.rows import Placed, Row, RowEncoder, placed
 from flash_tf.data.sources import SOURCES
 from flash_tf.data.spans import QUOTES, WORD, SpanEncoder
-from flash_tf.data.tokenizer import Tokenizer
 from flash_tf.models.span import best_spans
 from flash_tf.training import metrics
 from flash_tf.training.objective import OBJECTIVES, Examples, Objective
+from kernels_xla.common.spec import Tensor
+
+if TYPE_CHECKING:
+    from flash_tf.data.tokenizer import Tokenizer
 
 Outputs = dict[str, np.ndarray]
 NEVER = -1e9  # the logit of what cannot be
@@ -36,15 +41,15 @@ class TaskObjective:
 
     overlap = 0  # a row has no token beyond the sequence length
 
-    def __init__(self, config: Config, tokenizer: Tokenizer):
+    def __init__(self, config: Config, tokenizer: "Tokenizer"):
         self.config, self.encoder, self.pad_id = config, self.encoder_of(config, tokenizer), tokenizer.pad_id
 
     @staticmethod
-    def encoder_of(config: Config, tokenizer: Tokenizer | None) -> RowEncoder:
+    def encoder_of(config: Config, tokenizer: "Tokenizer | None") -> RowEncoder:
         """Makes the rows; without a tokenizer it gives texts alone. ValueError for options that do not fit."""
         raise NotImplementedError
 
-    def outputs(self, model: keras.Model, batch: dict[str, tf.Tensor], training: bool) -> dict[str, tf.Tensor]:
+    def outputs(self, model: keras.Model, batch: dict[str, Tensor], training: bool) -> dict[str, Tensor]:
         """What a model says of rows, each `[b, ...]`.
 
         Among them are `loss`, float32 `[b]`, its sum over a row's labels, and `weight`, float32 `[b]`, their number.
@@ -59,10 +64,10 @@ class TaskObjective:
         """A JSON object for each example, from the outputs of its rows."""
         raise NotImplementedError
 
-    def loss(self, model: keras.Model, batch: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+    def loss(self, model: keras.Model, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """The summed loss and the number of labels, float32, for training."""
         found = self.outputs(model, batch, training=True)
-        return tf.reduce_sum(found["loss"]), tf.reduce_sum(found["weight"])
+        return ops.sum(found["loss"]), ops.sum(found["weight"])
 
     def summarize(self, outputs: Outputs) -> dict[str, float]:
         """The mean `loss` of a label, the task's metrics, and the number of `labels`."""
@@ -71,10 +76,10 @@ class TaskObjective:
         loss = float(counted["loss"].sum(dtype=np.float64) / max(weights.sum(), 1))
         return {"loss": loss, **self.metrics(counted), "labels": int(weights.sum())}
 
-    def read(self, model: keras.Model, batch: dict[str, tf.Tensor], training: bool) -> tf.Tensor:
+    def read(self, model: keras.Model, batch: dict[str, Tensor], training: bool) -> Tensor:
         """What the model's head gives, float32."""
         tokens = batch["tokens"]
-        return tf.cast(model(tokens, padding_mask=tokens != self.pad_id, training=training), tf.float32)
+        return ops.cast(model(tokens, padding_mask=tokens != self.pad_id, training=training), "float32")
 
 
 class Classification(TaskObjective):
@@ -82,7 +87,7 @@ class Classification(TaskObjective):
 
     METRICS = ("accuracy", "f1", "matthews")
 
-    def __init__(self, config: Config, tokenizer: Tokenizer):
+    def __init__(self, config: Config, tokenizer: "Tokenizer"):
         super().__init__(config, tokenizer)
         self._names = config.data.labels
 
@@ -94,8 +99,8 @@ class Classification(TaskObjective):
 
     def outputs(self, model, batch, training):
         logits, labels = self.read(model, batch, training), batch["labels"][:, 0]
-        weight = tf.cast(labels >= 0, tf.float32)
-        nll = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(labels, 0), logits)
+        weight = ops.cast(labels >= 0, "float32")
+        nll = ops.sparse_categorical_crossentropy(ops.maximum(labels, 0), logits, from_logits=True)
         return {"loss": nll * weight, "weight": weight, "labels": labels, "logits": logits}
 
     def metrics(self, outputs):
@@ -109,7 +114,7 @@ class Classification(TaskObjective):
         }
 
     def predictions(self, examples, rows, outputs):
-        probabilities = tf.nn.softmax(outputs["logits"]).numpy()
+        probabilities = ops.convert_to_numpy(ops.softmax(outputs["logits"]))
         return [
             {"label": self._name(int(row.argmax())), "probabilities": [round(float(p), 6) for p in row]}
             for row in probabilities
@@ -129,7 +134,7 @@ class Matching(Classification):
         return TwoTextEncoder(tokenizer, data.sequence_length, data.columns, label)
 
     def read(self, model, batch, training):
-        both = tf.stack([batch["tokens"], batch["tokens_b"]], axis=1)
+        both = ops.stack([batch["tokens"], batch["tokens_b"]], axis=1)
         return super().read(model, {"tokens": both}, training)
 
 
@@ -144,9 +149,9 @@ class Regression(TaskObjective):
 
     def outputs(self, model, batch, training):
         numbers, labels = self.read(model, batch, training)[:, 0], batch["labels"][:, 0]
-        there = tf.math.is_finite(labels)
-        loss = tf.where(there, (numbers - tf.where(there, labels, 0.0)) ** 2, 0.0)
-        return {"loss": loss, "weight": tf.cast(there, tf.float32), "labels": labels, "numbers": numbers}
+        there = ops.isfinite(labels)
+        loss = ops.where(there, (numbers - ops.where(there, labels, 0.0)) ** 2, 0.0)
+        return {"loss": loss, "weight": ops.cast(there, "float32"), "labels": labels, "numbers": numbers}
 
     def metrics(self, outputs):
         both = outputs["labels"], outputs["numbers"]
@@ -169,14 +174,14 @@ class Answering(TaskObjective):
 
     def examples(self, batch, training):
         labels = batch["labels"]
-        return Examples(batch["tokens"], {}, tf.maximum(labels, 0), tf.cast(labels >= 0, tf.float32))
+        return Examples(batch["tokens"], {}, ops.maximum(labels, 0), ops.cast(labels >= 0, "float32"))
 
     def outputs(self, model, batch, training):
         tokens, _, labels, weights = self.examples(batch, training)
-        logits = tf.cast(model(tokens, training=training), tf.float32)
-        nll = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-        right = tf.cast(tf.argmax(logits, axis=-1, output_type=labels.dtype) == labels, tf.float32)
-        return {"loss": _sum(nll, weights), "weight": tf.reduce_sum(weights, axis=1), "right": _sum(right, weights)}
+        logits = ops.cast(model(tokens, training=training), "float32")
+        nll = ops.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+        right = ops.cast(ops.cast(ops.argmax(logits, axis=-1), labels.dtype) == labels, "float32")
+        return {"loss": _sum(nll, weights), "weight": ops.sum(weights, axis=1), "right": _sum(right, weights)}
 
     def metrics(self, outputs):
         """The share of labels that have the highest logit, and of rows in which all have: their greedy answer."""
@@ -200,11 +205,11 @@ class Extraction(TaskObjective):
 
     def outputs(self, model, batch, training):
         logits, labels = self.read(model, batch, training), batch["labels"]
-        logits = tf.where((batch["tokens"] != self.pad_id)[..., None], logits, NEVER)
-        weight = tf.cast(labels[:, 0] >= 0, tf.float32)
-        targets, over = tf.maximum(labels, 0), tf.transpose(logits, [0, 2, 1])
-        nll = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(targets, over), axis=1)
-        found = {"loss": tf.where(weight > 0, nll, 0.0), "weight": weight}
+        logits = ops.where((batch["tokens"] != self.pad_id)[..., None], logits, NEVER)
+        weight = ops.cast(labels[:, 0] >= 0, "float32")
+        targets, over = ops.maximum(labels, 0), ops.transpose(logits, [0, 2, 1])
+        nll = ops.mean(ops.sparse_categorical_crossentropy(targets, over, from_logits=True), axis=1)
+        found = {"loss": ops.where(weight > 0, nll, 0.0), "weight": weight}
         if training:
             return found
         return {**found, "spans": best_spans(logits, batch["words"], self.longest), "part": batch["part"][:, 0]}
@@ -250,7 +255,7 @@ class Extraction(TaskObjective):
 
 def _sum(x, weights):
     """The sum over the labels of each row, `[b]`."""
-    return tf.reduce_sum(tf.where(weights > 0, x * weights, 0.0), axis=1)
+    return ops.sum(ops.where(weights > 0, x * weights, 0.0), axis=1)
 
 
 TASKS = {"classifier": Classification, "matcher": Matching, "regressor": Regression, "span": Extraction}

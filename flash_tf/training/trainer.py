@@ -8,14 +8,10 @@ import orbit
 import tensorflow as tf
 
 from flash_tf.config import Config
+from flash_tf.training import update, workers
 from flash_tf.training.optimizer import AdamW
-from flash_tf.training.workers import largest
+from flash_tf.training.update import COLUMNS, LOOP_SECONDS
 
-# The metrics in a step's record. The gradient norm is taken before clipping; with clip scope `replica` it is the mean
-# of the replicas' own norms.
-COLUMNS = ("loss", "gradient_norm", "learning_rate", "predicted_tokens")
-
-LOOP_SECONDS = 4  # the most time between two returns to Python, which shows progress, saves and hears signals
 STACKED = 2**21  # the most tokens that a loop takes to the device at once
 
 
@@ -55,7 +51,7 @@ class TrainStep:
         self.model, self.objective, self.optimizer, self.config = model, objective, optimizer, config
         self.jit_compile = jit_compile
         self._variables = list(optimizer.variables.values())
-        self.seeds = [layer.seed_generator.state for layer in dropouts(model)]
+        self.seeds = [layer.seed_generator.state for layer in update.dropouts(model)]
         xla = {"jit_compile": True, "autograph": False}
         self._gradients = tf.function(self.gradients, **xla) if jit_compile else self.gradients
 
@@ -75,44 +71,17 @@ class TrainStep:
         self._seed_dropout(step, context)
         share = self.config.batch_size // context.num_replicas_in_sync  # several workers' input has no static shape
         batch = {name: tf.ensure_shape(x, [x.shape[0] or share, *x.shape[1:]]) for name, x in batch.items()}
-        gradients, loss, tokens = self._accumulated(batch)
-        gradients, norm, loss, tokens = self._clipped_mean(gradients, loss, tokens, context)
+        sums = update.accumulated(lambda part, _: self._gradients(part), batch, self.config.train.accumulate)
+        gradients, norm, loss, tokens = update.clipped_mean(
+            self.config.optimizer.clip,
+            *sums,
+            total=lambda values: context.all_reduce(tf.distribute.ReduceOp.SUM, values),
+            norm_of=tf.linalg.global_norm,
+            replicas=context.num_replicas_in_sync,
+        )
         rate = self.optimizer.rate(step) if rate is None else rate
         self.optimizer.apply(gradients, step, rate)
         return tf.stack([loss / tf.maximum(tokens, 1), norm, rate, tokens])
-
-    def _clipped_mean(self, gradients, loss, tokens, context):
-        """The mean gradient over all replicas' tokens, clipped; its norm before clipping; the loss and tokens of all.
-
-        With clip scope `replica`, each replica clips its own mean gradient before all are added.
-        """
-        clip, total = self.config.optimizer.clip, tf.distribute.ReduceOp.SUM
-        scope = None if clip is None else clip.scope
-        own = tf.linalg.global_norm(gradients) / tf.maximum(tokens, 1) if scope == "replica" else 0.0
-        loss, all_tokens, norms = context.all_reduce(total, [loss, tokens, own])
-        share = 1 / tf.maximum(all_tokens, 1)
-        if scope == "replica":
-            share = share * clip.norm / tf.maximum(own, clip.norm)
-        gradients = context.all_reduce(total, [g * share for g in gradients])
-        if scope == "replica":
-            return gradients, norms / context.num_replicas_in_sync, loss, all_tokens
-        norm = tf.linalg.global_norm(gradients)
-        if scope == "global":
-            share = clip.norm / tf.maximum(norm, clip.norm)
-            gradients = [g * share for g in gradients]
-        return gradients, norm, loss, all_tokens
-
-    def _accumulated(self, batch):
-        """Sums of gradients, loss and tokens over the replica's batch, in `accumulate` micro-batches."""
-        accumulate = self.config.train.accumulate
-        if accumulate == 1:
-            return self._gradients(batch)
-        micro_batches = {name: tf.split(x, accumulate) for name, x in batch.items()}
-        total = None
-        for i in range(accumulate):
-            sums = self._gradients({name: x[i] for name, x in micro_batches.items()})
-            total = sums if total is None else tf.nest.map_structure(tf.add, total, sums)
-        return total
 
     def gradients(self, batch: dict[str, tf.Tensor]) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
         """Gradients of the summed loss, the summed loss, and the number of predicted tokens, float32."""
@@ -122,18 +91,11 @@ class TrainStep:
         return gradients, loss, tokens
 
     def _seed_dropout(self, step, context):
-        """Makes dropout a function of seed, step and replica, so that a checkpoint needs no random state."""
+        """Makes dropout a function of seed, step and replica."""
         train, replica = self.config.train, tf.cast(context.replica_id_in_sync_group, tf.int64)
         draws = (tf.cast(step, tf.int64) * context.num_replicas_in_sync + replica) * train.accumulate
         for i, state in enumerate(self.seeds):
-            first = (train.seed * 1_000_003 + i) % 2**31
-            seed = tf.stack([tf.constant(first, tf.int64), draws % 2**31])
-            state.value.assign(tf.cast(seed, state.value.dtype))
-
-
-def dropouts(model: keras.Model) -> list[keras.layers.Dropout]:
-    """The layers of a model that draw random numbers in training."""
-    return [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Dropout) and layer.rate > 0]
+            state.value.assign(tf.cast(update.dropout_seed(train.seed, i, draws), state.value.dtype))
 
 
 class Trainer(orbit.AbstractTrainer):
@@ -172,6 +134,15 @@ class Trainer(orbit.AbstractTrainer):
         """Steps of the next loop: as many as LOOP_SECONDS allow, and one while the time of a step is unknown."""
         return 1 if self._seconds is None else max(1, min(self._most, int(LOOP_SECONDS / self._seconds)))
 
+    @property
+    def several(self) -> bool:
+        """Whether the run has several processes."""
+        return workers.several(self.strategy)
+
+    def largest(self, value: float) -> float:
+        """The largest of all processes' values; see `workers.largest`."""
+        return workers.largest(self.strategy, value)
+
     def train(self, num_steps: tf.Tensor) -> dict:
         """Runs `num_steps` steps. Returns the means of their records."""
         if self._seconds is None:
@@ -186,7 +157,7 @@ class Trainer(orbit.AbstractTrainer):
         self.global_step.assign_add(len(self.history))
         seconds = time.perf_counter() - start
         self.waiting = float(waited) / seconds
-        self._seconds = largest(self.strategy, seconds / len(self.history))  # so all workers' loops have one length
+        self._seconds = self.largest(seconds / len(self.history))  # so all workers' loops have one length
         return dict(zip(COLUMNS, self.history.mean(axis=0), strict=True))
 
     def _compile(self):

@@ -8,23 +8,25 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-
-import tensorflow as tf
+from typing import Any
 
 REMINDER = 30  # seconds between two lines about workers that are missing
 GRACE = 5  # seconds in which TensorFlow may notice by itself that a worker is lost
 GO, DONE = b"go\n", b"done\n"
+LIBRARY = {"OpError", "JaxRuntimeError"}  # errors of TensorFlow and JAX; one of them may be missing
 
 
-def several(strategy: tf.distribute.Strategy) -> bool:
-    """Whether the strategy has several processes."""
-    return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+def several(strategy: Any) -> bool:
+    """Whether a strategy of `tf.distribute` has several processes."""
+    return hasattr(strategy, "peers")
 
 
-def largest(strategy: tf.distribute.Strategy, value: float) -> float:
+def largest(strategy: Any, value: float) -> float:
     """The largest of the workers' values. Each worker calls it, and returns when the last one has."""
     if not several(strategy):
         return value
+    import tensorflow as tf
+
     values = strategy.experimental_distribute_values_from_function(lambda _: tf.constant([value], tf.float64))
     return float(tf.reduce_max(strategy.gather(values, axis=0)))
 
@@ -133,8 +135,8 @@ def _told(connection):
 class Peers:
     """The other workers of a run. One is lost if its connection ends before the run has.
 
-    TensorFlow's calls cannot be interrupted, and some wait an hour for a worker that is lost. If such a call does not
-    end soon, the process does.
+    Calls of TensorFlow and JAX cannot be interrupted, and some wait an hour for a worker that is lost. If such a call
+    does not end soon, the process does.
 
     Args:
       connections: Index of a worker -> the connection to it.
@@ -175,10 +177,12 @@ class Peers:
 
     @contextlib.contextmanager
     def naming(self) -> Iterator[None]:
-        """Puts an error that names the lost worker in the place of TensorFlow's."""
+        """Puts an error that names the lost worker in the place of TensorFlow's or JAX's."""
         try:
             yield
-        except tf.errors.OpError as error:
+        except Exception as error:
+            if not LIBRARY & _kinds(error):
+                raise
             if self._known.wait(1):
                 raise _lost(self._lost) from error
             raise lost(error) or error from None
@@ -204,17 +208,21 @@ def _said(connection):
         return b""
 
 
-def together(strategy: tf.distribute.Strategy) -> contextlib.AbstractContextManager:
+def together(strategy: Any) -> contextlib.AbstractContextManager:
     """The work of a run, in which a worker that is lost is named."""
     return strategy.peers.together() if several(strategy) else contextlib.nullcontext()
 
 
-def lost(error: tf.errors.OpError) -> OSError | None:
-    """The error in plain words if it says that another worker ended."""
+def lost(error: Exception) -> OSError | None:
+    """TensorFlow's error in plain words if it says that another worker ended."""
     gone = sorted(set(re.findall(r"/job:(?:worker|chief)/(?:replica:0/)?task:(\d+)", str(error))))
-    if not gone or not isinstance(error, tf.errors.UnavailableError | tf.errors.AbortedError):
+    if not gone or not {"UnavailableError", "AbortedError"} & _kinds(error):
         return None
     return _lost(gone[0] if len(gone) == 1 else None)
+
+
+def _kinds(error):
+    return {kind.__name__ for kind in type(error).__mro__}
 
 
 def _lost(index):

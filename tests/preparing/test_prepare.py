@@ -10,7 +10,7 @@ from flash_tf.data.sources import text_files
 from flash_tf.data.stream import EvaluationBatches, WindowStream
 from flash_tf.preparing.encoding import Encoder
 from flash_tf.preparing.prepare import prepare
-from flash_tf.training.run import make_cache, make_packing
+from flash_tf.training.inputs import make_cache, make_packing
 from flash_tf.training.tasks import objective_of
 from tests.data import tfds_fixture
 from tests.training import runs

@@ -15,10 +15,12 @@ import tensorflow as tf
 import yaml
 
 from flash_tf import cli, config
+from flash_tf.data.prepared_input import PreparedStream
 from flash_tf.training import loop
 from flash_tf.training.progress import Progress
-from flash_tf.training.run import make_trainer, open_run, open_stream
+from flash_tf.training.run import open_stream
 from flash_tf.training.strategy import make_strategy
+from flash_tf.training.tensorflow_run import make_trainer, open_run
 
 VOCABULARY, LENGTH = 100, 32
 MIXER = {"type": "flash", "chunk_size": 8, "key_dim": 8}
@@ -97,7 +99,7 @@ def opened(path, model_dir, *overrides):
     experiment = config.load(path, overrides)
     run = open_run(experiment, str(model_dir), make_strategy(experiment.strategy, print), Lines())
     with run.begun():
-        return run, make_trainer(run, open_stream(run))
+        return run, make_trainer(run, open_stream(run, PreparedStream))
 
 
 def in_child(function, *args, devices=1, **kwargs):

@@ -10,9 +10,10 @@ import tensorflow as tf
 from flash_tf import config
 from flash_tf.data.packing import Packing
 from flash_tf.data.stream import EvaluationBatches
-from flash_tf.training.evaluator import Evaluator, summarize
+from flash_tf.training.evaluation import summarize
+from flash_tf.training.evaluator import Evaluator
+from flash_tf.training.inputs import make_cache, make_tokenizer
 from flash_tf.training.objective import CausalObjective
-from flash_tf.training.run import make_cache, make_tokenizer
 from tests import numerics
 from tests.training import runs
 

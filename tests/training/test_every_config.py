@@ -8,7 +8,7 @@ from flash_tf import config
 from flash_tf.data import stream, tokenizers
 from flash_tf.data.packing import Packing
 from flash_tf.data.sources import SOURCES
-from flash_tf.training import loop, run
+from flash_tf.training import inputs, loop
 from flash_tf.training.tasks import TaskObjective, objective_of
 from tests.contracts.test_configs import SMALL, shrunk
 from tests.training import made_text, runs
@@ -75,10 +75,10 @@ def shrunk_in(name, folder, sizes, *overrides):
 def test_each_kind_of_config_reads_its_source_with_its_kind_of_tokenizer(name, small_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(small_folder)
     small = shrunk_in(name, small_folder, {**SMALL, "vocabulary_size": SMALL_VOCABULARY})
-    tokenizer = run.make_tokenizer(small, str(tmp_path), chief=True, report=lambda line: None)
+    tokenizer = inputs.make_tokenizer(small, str(tmp_path), chief=True, report=lambda line: None)
     assert tokenizer.vocabulary_size == SMALL_VOCABULARY
     assert [path.name for path in tmp_path.iterdir()] == [tokenizer.file]
-    cache = run.make_cache(small, str(tmp_path), tokenizer, "validation", lambda *progress: None)
+    cache = inputs.make_cache(small, str(tmp_path), tokenizer, "validation", lambda *progress: None)
     packing = Packing(kind="concatenate", sequence_length=64, overlap=0, align=1)
     batches = stream.EvaluationBatches(cache, packing, batch_size=2, windows=2)
     (batch,) = batches

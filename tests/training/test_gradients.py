@@ -1,7 +1,5 @@
 """Clipping and accumulation: the gradient that a step applies, against a hand computation."""
 
-import types
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -10,7 +8,8 @@ from flash_tf import config
 from flash_tf.config import ClipConfig, OptimizerConfig
 from flash_tf.models.causal_lm import CausalLM
 from flash_tf.models.masked_lm import MaskedLM
-from flash_tf.training.trainer import TrainStep, uses_xla
+from flash_tf.training.trainer import uses_xla
+from flash_tf.training.update import clipped_mean
 from tests import numerics
 from tests.training import runs
 
@@ -100,10 +99,11 @@ def test_scope_global_clips_the_mean_over_all_tokens_and_records_its_norm_before
 @pytest.mark.parametrize("scope", ["none", "replica", "global"])
 def test_the_norm_that_is_recorded_costs_no_further_sum_over_replicas(scope):
     clip = None if scope == "none" else ClipConfig(scope=scope, norm=NORM)
-    step = types.SimpleNamespace(config=types.SimpleNamespace(optimizer=types.SimpleNamespace(clip=clip)))
     sums, gradients = [], [tf.constant([3.0, 4.0]), tf.constant([0.0])]
-    context = types.SimpleNamespace(num_replicas_in_sync=1, all_reduce=lambda _, values: sums.append(values) or values)
-    applied, recorded, *_ = TrainStep._clipped_mean(step, gradients, tf.constant(6.0), tf.constant(2.0), context)
+    total = lambda values: sums.append(values) or values  # noqa: E731
+    applied, recorded, *_ = clipped_mean(
+        clip, gradients, tf.constant(6.0), tf.constant(2.0), total=total, norm_of=tf.linalg.global_norm, replicas=1
+    )
     assert len(sums) == 2
     assert float(recorded) == pytest.approx(2.5)
     assert norm({str(i): g.numpy() for i, g in enumerate(applied)}) == pytest.approx(2.5 if clip is None else NORM)

@@ -7,8 +7,9 @@ import pytest
 import tensorflow as tf
 
 from flash_tf.config import OptimizerConfig
-from flash_tf.training.optimizer import AdamW, learning_rate
+from flash_tf.training.optimizer import AdamW
 from flash_tf.training.schedule import learning_rate as schedule_of
+from flash_tf.training.update import learning_rate
 from tests import numerics
 
 SHAPES = {"matrix": (3, 4), "tensor": (2, 3, 2), "vector": (5,), "scalar": ()}

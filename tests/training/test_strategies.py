@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from flash_tf import config
 from flash_tf.training import loop
-from flash_tf.training.trainer import dropouts
+from flash_tf.training.update import dropouts
 from tests import numerics
 from tests.training import runs
 

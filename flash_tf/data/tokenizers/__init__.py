@@ -4,10 +4,10 @@ import os
 from collections.abc import Iterator
 from typing import Literal
 
-import tensorflow as tf
+from etils import epath
 
 from flash_tf.data.tokenizer import Tokenizer
-from flash_tf.presets import TOKENIZERS
+from flash_tf.owned_files import TOKENIZERS
 
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
 
@@ -25,7 +25,7 @@ def load(path: str, vocabulary_size: int | None = None) -> Tokenizer:
       ValueError: It is no tokenizer, or does not fit the vocabulary size.
     """
     path = os.path.expanduser(path)
-    if tf.io.gfile.isdir(path):
+    if epath.Path(path).is_dir():
         path = _inside(path)
     where = f"tokenizer model {path}"
     folder, name = os.path.split(path)
@@ -45,7 +45,7 @@ def load(path: str, vocabulary_size: int | None = None) -> Tokenizer:
 def find(folder: str) -> str | None:
     """The path of the tokenizer in a run or a preset; None if there is none."""
     paths = (f"{folder}/{name}" for name in TOKENIZERS)
-    return next((path for path in paths if tf.io.gfile.exists(path)), None)
+    return next((path for path in paths if epath.Path(path).exists()), None)
 
 
 def train(
@@ -96,14 +96,14 @@ def _of_json(data, vocabulary_size, where):
 def _inside(folder):
     """The path of the tokenizer in any folder."""
     found = find(folder) or f"{folder}/{VOCABULARY}"
-    if not tf.io.gfile.exists(found):
+    if not epath.Path(found).exists():
         raise ValueError(f"{folder} has no tokenizer: it needs {', '.join(TOKENIZERS)}, or {VOCABULARY} and {MERGES}")
     return found
 
 
 def _read(path):
     try:
-        with tf.io.gfile.GFile(path, "rb") as file:
-            return file.read()
-    except tf.errors.OpError as error:
-        raise OSError(f"tokenizer model {path} cannot be read: {error.message}") from None
+        return epath.Path(path).read_bytes()
+    except Exception as error:  # of the disk, or of a bucket's client
+        reason = f"{path}; {error.strerror}" if getattr(error, "strerror", None) else " ".join(str(error).split())
+        raise OSError(f"tokenizer model {path} cannot be read: {reason}") from None

@@ -1,0 +1,99 @@
+"""Training of one config on JAX, in reading order."""
+
+from collections.abc import Callable, Iterable, Mapping
+
+import jax
+
+from flash_tf.config import Config
+from flash_tf.data.prepared import PreparedEvaluation
+from flash_tf.data.sources import SOURCES
+from flash_tf.training import actions, given, mirror, modelling, preflight, run_directory
+from flash_tf.training.inputs import evaluation_batches
+from flash_tf.training.on_jax import processes
+from flash_tf.training.on_jax.run import make_trainer, open_run
+from flash_tf.training.on_jax.trainer import Evaluator
+from flash_tf.training.owner import Owner
+from flash_tf.training.progress import Progress, evaluation_parts, peak_flops
+from flash_tf.training.run import evaluation_steps, last_evaluation
+
+
+def train(
+    config: Config,
+    model_dir: str,
+    progress: Progress,
+    extends: bool = False,
+    begins: Callable[[], None] = lambda: None,
+    dataset: Mapping[str, Iterable[dict]] | None = None,
+) -> dict:
+    """As `flash_tf.training.loop.train`, with the same files and lines, and checkpoints that either can go on from."""
+    config = config if dataset is None else given.with_examples(config, model_dir, dataset)
+    config = preflight.check(config, model_dir)
+    with processes.together(config.strategy, progress.line), _owner(model_dir, progress) as owner:
+        begins()
+        run = open_run(config, model_dir, progress, extends)
+        with (
+            run.begun(),
+            run.checkpoints,
+            mirror.mirrored(config, model_dir, run.chief, progress.line) as copy,
+        ):
+            return _train(run, owner, copy)
+
+
+def _owner(model_dir, progress):
+    return Owner(model_dir if jax.process_index() == 0 else None, progress.line)
+
+
+def _train(run, owner, copy):
+    config, progress, trainer = run.config, run.progress, make_trainer(run)
+    if run.chief:
+        run.checkpoints.set_aside(after=int(run.step.numpy()))
+    evaluator = _evaluator(run)
+    metrics = actions.Metrics(
+        trainer,
+        run.step,
+        run.records(run_directory.METRICS, int(run.step.numpy())),
+        progress,
+        config=config.train,
+        flops_per_step=modelling.training_flops_per_step(config, run.model),
+        peak=peak_flops(jax.devices()[0].device_kind, config.train.precision, jax.device_count()),
+        mirror=copy,
+    )
+    evaluations = run.records(run_directory.EVALUATIONS, run.evaluated)
+    with actions.Signals(run.save, trainer.stop_data, trainer, progress) as signals:
+        after_loop = [
+            lambda output: owner.check(),
+            actions.CheckFinite(trainer, run.step, run.diverged),
+            metrics,
+            actions.Save(run.save, run.step, config.train.checkpoint_every),
+            signals,
+        ]
+        metrics.begin()
+        for until in evaluation_steps(run):
+            metrics.restart_clock()
+            while (done := int(run.step.numpy())) < until:
+                trainer.train(min(until - done, trainer.steps_per_loop))
+                for action in after_loop:
+                    action(None)
+            with signals.evaluation():
+                run.take({"step": until, **evaluator.evaluate()})
+            progress.status(*evaluation_parts(run.evaluation), keep=True)
+            evaluations.append([run.evaluation])
+            copy("validation", [run.evaluation])
+            run.save()
+    return last_evaluation(run, evaluator.evaluate)
+
+
+def _evaluator(run):
+    config = run.config
+    rows = config.batch_size // config.train.accumulate
+    batches = evaluation_batches(
+        config,
+        run.model_dir,
+        run.model,
+        run.tokenizer,
+        batch_size=rows,
+        progress=run.progress,
+        of_prepared=PreparedEvaluation,
+    )
+    counts_words = SOURCES.build(config.data.source).counts_words
+    return Evaluator(run.trainer, batches, counts_words, run.progress.evaluated)

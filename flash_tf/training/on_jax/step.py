@@ -1,0 +1,134 @@
+"""The training step on a mesh, as one program; and the first state, which no host holds as a whole."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+from jax.sharding import Mesh, PartitionSpec
+
+from flash_tf.config import Config
+from flash_tf.training import update
+from flash_tf.training.evaluation import token_sums
+from flash_tf.training.on_jax.mesh import DATA, FSDP, of_rows, of_weight
+
+State = dict[str, jax.Array]  # the weights by their paths, and the optimizer's slots `m/PATH` and `v/PATH`
+
+
+class Step:
+    """One step over a mesh.
+
+    Every index on the axis `data` is a replica: `shard_map` gives it its rows, and it clips and draws as a replica of
+    `tf.distribute` does. Inside a replica, XLA divides the work along `fsdp`.
+
+    Args:
+      model: A language model whose weights need not exist; see `model_stats.without_weights`.
+      objective: Gives the negative log-likelihoods.
+      config: The experiment.
+      mesh: The devices.
+
+    Attributes:
+      shardings: How each array of the state lies on the mesh.
+      rows: How a batch lies on it.
+      run: `(state, batch, step) -> (state, record)`, compiled; it takes the memory of the state that it gets. `step` is
+        the number of steps done, uint32; `record` is float32 `[COLUMNS]`.
+      sums: `(state, batch) -> evaluation.token_sums`, compiled.
+      outputs: `(state, batch) -> objective.outputs`, compiled, for tasks.
+    """
+
+    def __init__(self, model: keras.Model, objective: Any, config: Config, mesh: Mesh):
+        self.model, self.objective, self.config, self.mesh = model, objective, config, mesh
+        self._trained = {v.path: v for v in model.trainable_variables}
+        self._seeds = [layer.seed_generator.state for layer in update.dropouts(model)]
+        shapes = {v.path: tuple(v.shape) for v in model.weights}
+        shapes |= {f"{slot}/{name}": shapes[name] for slot in ("m", "v") for name in self._trained}
+        self.shapes = shapes
+        self.shardings = {name: of_weight(mesh, shape) for name, shape in shapes.items()}
+        self.rows = of_rows(mesh)
+        everywhere = PartitionSpec()
+        replica = jax.shard_map(
+            self._replica,
+            mesh=mesh,
+            in_specs=(everywhere, PartitionSpec(DATA), everywhere),
+            out_specs=(everywhere, everywhere),
+            axis_names={DATA},
+            check_vma=False,
+        )
+        options = {"compiler_options": {"xla_gpu_deterministic_ops": True} if config.train.deterministic else None}
+        given = {**options, "in_shardings": (self.shardings, self.rows, None)}
+        self.run = jax.jit(replica, donate_argnums=0, out_shardings=(self.shardings, None), **given)
+        given = {**options, "in_shardings": (self.shardings, self.rows)}
+        self.sums = jax.jit(self._with_weights(functools.partial(token_sums, objective, model)), **given)
+        outputs = lambda batch: objective.outputs(model, batch, training=False)  # noqa: E731
+        self.outputs = jax.jit(self._with_weights(outputs), **given)
+
+    @property
+    def state(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """The state's shapes and shardings."""
+        dtypes = {v.path: v.dtype for v in self.model.weights}
+        return {
+            name: jax.ShapeDtypeStruct(shape, dtypes.get(name, "float32"), sharding=self.shardings[name])
+            for name, shape in self.shapes.items()
+        }
+
+    def first_state(self) -> State:
+        """New weights and empty slots. Each device makes its own part of them."""
+
+        def make():
+            weights = {v.path: v._initializer(v.shape, dtype=v.dtype) for v in self.model.weights}  # what Keras calls
+            slots = {name: jnp.zeros(shape, jnp.float32) for name, shape in self.shapes.items() if name not in weights}
+            return {**weights, **slots}
+
+        return jax.jit(make, out_shardings=self.shardings)()
+
+    def _scope(self, values: Mapping[str, jax.Array], seeds: Sequence[jax.Array] = ()):
+        """A scope in which the model's variables have these values."""
+        mapping = [(v, values[v.path]) for v in self.model.weights]
+        mapping += list(zip(self._seeds, seeds, strict=False))
+        return keras.StatelessScope(state_mapping=mapping, initialize_variables=False)
+
+    def _with_weights(self, function):
+        def call(state, batch):
+            with self._scope(state):
+                return function(batch)
+
+        return call
+
+    def _replica(self, state, batch, step):
+        """The step on one replica."""
+        optimizer, train, replicas = self.config.optimizer, self.config.train, self.mesh.shape[DATA]
+        replica = jax.lax.axis_index(DATA).astype(jnp.uint32)
+        draws = (step * replicas + replica) * train.accumulate
+        sums = update.accumulated(lambda part, i: self._gradients(state, part, draws + i), batch, train.accumulate)
+        gradients, norm, loss, tokens = update.clipped_mean(
+            optimizer.clip, *sums, total=lambda values: jax.lax.psum(values, DATA), norm_of=_norm, replicas=replicas
+        )
+        rate = update.learning_rate(optimizer, train.steps, step)
+        new = dict(state)
+        for name, gradient in zip(self._trained, gradients, strict=True):
+            names = (name, f"m/{name}", f"v/{name}")
+            weight, m, v = (state[one] for one in names)
+            new |= zip(names, update.updated(optimizer, weight, gradient, m, v, step, rate), strict=True)
+        return new, jnp.stack([loss / jnp.maximum(tokens, 1), norm, rate, tokens])
+
+    def _gradients(self, state, batch, draws):
+        """Gradients of the summed loss, the summed loss, and the number of predicted tokens."""
+        batch = {name: jax.lax.with_sharding_constraint(x, PartitionSpec(FSDP)) for name, x in batch.items()}
+        seeds = [
+            update.dropout_seed(self.config.train.seed, i, draws).astype(v.dtype) for i, v in enumerate(self._seeds)
+        ]
+
+        def loss_of(trained):
+            with self._scope({**state, **dict(zip(self._trained, trained, strict=True))}, seeds):
+                return self.objective.loss(self.model, batch)
+
+        trained = [state[name] for name in self._trained]
+        (loss, tokens), gradients = jax.value_and_grad(loss_of, has_aux=True)(trained)
+        return gradients, loss, tokens
+
+
+def _norm(arrays):
+    """The norm of some arrays together."""
+    return jnp.sqrt(sum(jnp.sum(jnp.square(x)) for x in arrays))

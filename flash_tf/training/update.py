@@ -1,0 +1,128 @@
+"""The arithmetic of a training step, in `keras.ops`: clipping, AdamW, its learning rate, and the seeds of dropout."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from flash_tf.config import ClipConfig, OptimizerConfig
+from flash_tf.training import schedule
+from kernels_xla.common.spec import Tensor
+
+# The metrics in a step's record. The gradient norm is taken before clipping; with clip scope `replica` it is the mean
+# of the replicas' own norms.
+COLUMNS = ("loss", "gradient_norm", "learning_rate", "predicted_tokens")
+
+LOOP_SECONDS = 4  # the most time between two returns to Python, which shows progress, saves and hears signals
+
+
+def learning_rate(config: OptimizerConfig, steps: int, step: Tensor) -> Tensor:
+    """The learning rate of a step, float32; see `schedule.learning_rate`. `step` counts the steps done before it."""
+    return schedule.learning_rate(config, steps, ops.cast(step, "float32"), ops)
+
+
+def adamw(weight, gradient, m, v, *, step, rate, betas, epsilon, decay):
+    """One update of AdamW (Loshchilov and Hutter, arXiv:1711.05101).
+
+    Args:
+      weight: The weight, float32 of any shape; so are `gradient`, `m` and `v`.
+      gradient: The weight's gradient.
+      m: Running mean of the gradient.
+      v: Running mean of the gradient's square.
+      step: Steps done before this one.
+      rate: Learning rate.
+      betas: Decay rates of the two means.
+      epsilon: Added to the root.
+      decay: Weight decay, which the rate multiplies.
+
+    Returns:
+      The new weight, m and v.
+    """
+    count = ops.cast(step, "float32") + 1
+    m = betas[0] * m + (1 - betas[0]) * gradient
+    v = betas[1] * v + (1 - betas[1]) * ops.square(gradient)
+    mean, square = m / (1 - ops.power(betas[0], count)), v / (1 - ops.power(betas[1], count))
+    return weight - rate * (mean / (ops.sqrt(square) + epsilon) + decay * weight), m, v
+
+
+def updated(config: OptimizerConfig, weight: Tensor, gradient: Tensor, m: Tensor, v: Tensor, step, rate) -> tuple:
+    """`adamw` with the options of a config. Only matrices decay: norms, biases, scales and offsets are vectors."""
+    decay = config.weight_decay if len(weight.shape) >= 2 else 0.0
+    same = {"step": step, "rate": rate, "betas": config.betas, "epsilon": config.epsilon, "decay": decay}
+    return adamw(weight, gradient, m, v, **same)
+
+
+def clipped_mean(
+    clip: ClipConfig | None,
+    gradients: Sequence[Tensor],
+    loss: Tensor,
+    tokens: Tensor,
+    *,
+    total: Callable[[list], list],
+    norm_of: Callable[[Sequence[Tensor]], Tensor],
+    replicas: int,
+) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
+    """The mean gradient over all replicas' tokens, clipped, on each replica.
+
+    With clip scope `replica`, each replica clips its own mean gradient before all are added.
+
+    Args:
+      clip: The config's clipping.
+      gradients: The replica's sums of gradients.
+      loss: The replica's summed loss.
+      tokens: The replica's number of predicted tokens, float32.
+      total: Sums each entry of a list over all replicas.
+      norm_of: The norm of all gradients together.
+      replicas: Their number.
+
+    Returns:
+      The gradients, their norm before clipping, the loss and the tokens of all replicas.
+    """
+    scope = None if clip is None else clip.scope
+    own = norm_of(gradients) / ops.maximum(tokens, 1) if scope == "replica" else ops.zeros(())
+    loss, all_tokens, norms = total([loss, tokens, own])
+    share = 1 / ops.maximum(all_tokens, 1)
+    if scope == "replica":
+        share = share * clip.norm / ops.maximum(own, clip.norm)
+    gradients = total([g * share for g in gradients])
+    if scope == "replica":
+        return gradients, norms / replicas, loss, all_tokens
+    norm = norm_of(gradients)
+    if scope == "global":
+        share = clip.norm / ops.maximum(norm, clip.norm)
+        gradients = [g * share for g in gradients]
+    return gradients, norm, loss, all_tokens
+
+
+def accumulated(gradients_of: Callable[[Any], Any], batch: dict[str, Tensor], accumulate: int) -> Any:
+    """Sums of what `gradients_of(part, i)` gives for each of `accumulate` equal parts of a replica's batch.
+
+    Args:
+      gradients_of: From a part and its number to the same structure of tensors for each.
+      batch: The replica's windows.
+      accumulate: The number of parts.
+    """
+    parts = {name: ops.split(x, accumulate) for name, x in batch.items()} if accumulate > 1 else {}
+    sums = gradients_of({name: x[0] for name, x in parts.items()} if parts else batch, 0)
+    for i in range(1, accumulate):
+        more = gradients_of({name: x[i] for name, x in parts.items()}, i)
+        sums = keras.tree.map_structure(lambda x, y: x + y, sums, more)
+    return sums
+
+
+def dropout_seed(seed: int, layer: int, draws: Tensor) -> Tensor:
+    """The state of a dropout layer before it draws, so that a checkpoint needs no random state: int32 `[2]`.
+
+    Args:
+      seed: The run's.
+      layer: The number of the layer.
+      draws: Micro-batches that all replicas have drawn for before, an integer; its low 31 bits count.
+    """
+    first = ops.convert_to_tensor((seed * 1_000_003 + layer) % 2**31, "int32")
+    return ops.stack([first, ops.cast(draws % 2**31, "int32")])
+
+
+def dropouts(model: keras.Model) -> list[keras.layers.Dropout]:
+    """The layers of a model that draw random numbers in training."""
+    return [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Dropout) and layer.rate > 0]

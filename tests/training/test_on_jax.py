@@ -1,0 +1,164 @@
+"""The trainer on JAX: the same losses, checkpoints and records as TensorFlow's. Each test's children run JAX."""
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from flash_tf import config
+from flash_tf.training import checkpoint_files, loop, preflight
+from tests import numerics
+from tests.training import jax_child, runs
+from tests.training.test_strategies import free_ports
+
+# Rows for eight devices. All checkpoints stay.
+SIZES = {"tokens_per_step": 16 * runs.LENGTH, "keep": 9, "jit_compile": "auto"}
+CLIP = {"clip": {"scope": "global", "norm": 0.5}}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("on_jax")
+    runs.corpus(path)
+    return path
+
+
+def cut(model_dir, step):
+    """Deletes the checkpoints after a step."""
+    for one in runs.checkpoints(model_dir):
+        if int(one.name.removeprefix("step-")) > step:
+            shutil.rmtree(one)
+
+
+def arrays(model_dir):
+    """The newest checkpoint's arrays, as NumPy."""
+    found = checkpoint_files.Arrays(str(runs.checkpoints(model_dir)[-1]))
+    return found.read(dict.fromkeys(found.shapes))
+
+
+def assert_same_curve(found, wanted):
+    for (step, *figures), (same, *others) in zip(runs.losses(found), runs.losses(wanted), strict=True):
+        assert step == same
+        assert figures == pytest.approx(others, rel=numerics.FLOAT32_RUN)
+
+
+@pytest.mark.full
+def test_a_run_of_tensorflow_goes_on_on_a_mesh_of_jax_with_the_same_losses_and_is_evaluated_by_either(folder):
+    small = {**SIZES, "steps": 4, "jit_compile": False}
+    path = runs.write(folder, model={"depth": 1}, train=small, optimizer=CLIP, evaluation={"every": None})
+    tensorflow, jax = folder / "tensorflow", folder / "jax"
+    runs.train(path, tensorflow)
+    shutil.copytree(tensorflow, jax)
+    cut(jax, 2)
+    mesh = ["strategy={type: jax, mesh: {data: 2, fsdp: 2}}", "train.jit_compile=auto"]
+    assert jax_child.train([path, str(jax), mesh, None], devices=4) == [""]
+    assert_same_curve(jax, tensorflow)
+    notes = json.loads((runs.checkpoints(jax)[-1] / "complete.json").read_text())
+    assert (notes["step"], notes["position"]) == (4, 4 * 16)
+    assert loop.evaluate(str(jax), runs.Lines(), 4)["loss"] == pytest.approx(notes["loss"], rel=numerics.FLOAT32)
+
+
+@pytest.mark.full
+def test_a_run_of_jax_goes_on_in_tensorflow_with_the_same_losses(folder, tmp_path):
+    runs.corpus(tmp_path)
+    path = runs.write(tmp_path, train=SIZES, optimizer=CLIP)
+    jax, tensorflow = tmp_path / "jax", tmp_path / "tensorflow"
+    assert jax_child.train([path, str(jax), ["strategy.type=jax"], None]) == [""]
+    shutil.copytree(jax, tensorflow)
+    cut(tensorflow, 4)
+    runs.train(path, tensorflow, "train.jit_compile=false")
+    assert_same_curve(tensorflow, jax)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "sections",
+    [
+        pytest.param({"masking": {"whole_words": True}, "train": {"accumulate": 2}}, id="accumulate"),
+        pytest.param(
+            {"model": {"type": "causal_lm", "norm": "layer_norm"}, "data": {"packing": "documents"}}, id="documents"
+        ),
+        pytest.param({"optimizer": {"clip": {"scope": "replica", "norm": 0.1}}}, id="replica"),
+    ],
+)
+def test_two_replicas_of_a_mesh_give_the_losses_of_two_mirrored_ones(sections, folder, tmp_path):
+    runs.corpus(tmp_path)
+    path = runs.write(tmp_path, **{**sections, "train": {**SIZES, **sections.get("train", {}), "jit_compile": False}})
+    mirrored = "strategy={type: mirrored, devices: ['CPU:0', 'CPU:1']}"
+    runs.in_child(runs.train, path, tmp_path / "tensorflow", mirrored, devices=2)
+    shutil.copytree(tmp_path / "tensorflow", tmp_path / "jax")
+    cut(tmp_path / "jax", 2)
+    job = [path, str(tmp_path / "jax"), ["strategy.type=jax", "train.jit_compile=auto"], None]
+    assert jax_child.train(job, devices=2) == [""]
+    assert_same_curve(tmp_path / "jax", tmp_path / "tensorflow")
+
+
+@pytest.mark.full
+def test_a_run_that_was_stopped_and_resumed_is_the_same_to_the_bit(folder, tmp_path):
+    runs.corpus(tmp_path)
+    path = runs.write(tmp_path, train=SIZES, model={"dropout": 0.1}, strategy={"type": "jax"})
+    whole, parts = str(tmp_path / "whole"), str(tmp_path / "parts")
+    jobs = [[path, whole, [], None], [path, parts, [], 3], [path, parts, [], None]]
+    done, stopped, resumed = jax_child.train(*jobs)
+    assert (done, stopped, resumed) == ("", "Interrupted: SIGTERM", "")
+    assert runs.losses(whole) == runs.losses(parts)
+    assert runs.bits(arrays(whole)) == runs.bits(arrays(parts))
+
+
+@pytest.mark.full
+def test_the_shape_of_the_mesh_changes_no_loss_and_each_device_holds_its_part_of_the_weights(folder, tmp_path):
+    runs.corpus(tmp_path)
+    path = runs.write(tmp_path, train=SIZES, model={"dropout": 0.0}, strategy={"type": "jax"})
+    meshes = ({"data": 8}, {"fsdp": 8}, {"data": 4, "fsdp": 2})
+    jobs = [[path, str(tmp_path / str(i)), [f"strategy.mesh={json.dumps(one)}"], None] for i, one in enumerate(meshes)]
+    assert jax_child.train(*jobs, devices=8) == [""] * 3
+    assert jax_child.train([path, str(tmp_path / "one"), [], None]) == [""]
+    for i in range(3):
+        assert_same_curve(tmp_path / str(i), tmp_path / "one")
+    stored = json.loads((runs.checkpoints(tmp_path / "1")[-1] / "arrays" / "_sharding").read_text())
+    assert sum("fsdp" in str(one) for one in stored.values()) > len(stored) / 2
+
+
+@pytest.mark.full
+def test_two_processes_equal_one_and_go_on_alone_after_one_was_killed(folder, tmp_path):
+    runs.corpus(tmp_path)
+    path = runs.write(tmp_path, train={**SIZES, "steps": 600, "checkpoint_every": 100}, evaluation={"every": None})
+    overrides = ["strategy.type=jax", "train.steps_per_loop=10"]
+    assert jax_child.train([path, str(tmp_path / "one"), overrides, None]) == [""]
+    two, ports = tmp_path / "two", free_ports()
+    workers = [f"127.0.0.1:{port}" for port in ports]
+    both = [[*overrides, f"strategy.workers={workers}", f"strategy.index={i}"] for i in range(2)]
+    first, second = (jax_child.start([path, str(two), one, None]) for one in both)
+    deadline = time.monotonic() + 240
+    while not (two / "checkpoints/step-00000200/complete.json").exists():
+        assert time.monotonic() < deadline and first.poll() is None, first.communicate()[1][-2000:]
+        time.sleep(0.05)
+    second.kill()
+    out, err = first.communicate(timeout=120)
+    second.communicate()
+    assert "worker 1 no longer answers" in out + err
+    assert jax_child.train([path, str(two), overrides, None]) == [""]
+    assert_same_curve(two, tmp_path / "one")
+
+
+@pytest.mark.full
+def test_a_mesh_that_does_not_use_each_device_once_is_refused_before_anything_is_written(folder, tmp_path):
+    path = runs.write(folder, train=SIZES, strategy={"type": "jax", "mesh": {"data": 3}})
+    (said,) = jax_child.train([path, str(tmp_path / "run"), [], None], devices=2)
+    assert said == "ValueError: strategy.mesh must use each of the 2 devices once, got data 3 x fsdp 1"
+    assert not Path(tmp_path, "run", "config.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.jit_compile=false", "train.jit_compile must not be false"),
+        ("profile={start: 1, steps: 1}", "profile needs a strategy of TensorFlow"),
+    ],
+)
+def test_what_jax_cannot_do_is_refused(override, message, folder):
+    path = runs.write(folder, train=SIZES, strategy={"type": "jax"})
+    with pytest.raises(ValueError, match=message):
+        preflight.check_values(config.load(path, [override]))
