@@ -72,7 +72,10 @@ def obstacle(names: list[str], m: Sizes) -> str | None:
         got = "a program for another machine" if accelerator.traced_elsewhere() else found and ".".join(map(str, found))
         return f"an NVIDIA GPU of compute capability 9.0 or more, got {got}"
     if keras.config.backend() == "jax":
-        return None if keras.distribution.distribution() is None else "one device, got a distribution over several"
+        import jax
+
+        # XLA cannot cut a kernel's rows over devices, and would gather them on each.
+        return None if jax.device_count() == 1 else f"a process with one device, got {jax.device_count()}"
     import tensorflow as tf
 
     if not tf.__version__.startswith(TENSORFLOW):
