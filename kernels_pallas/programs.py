@@ -68,8 +68,9 @@ def capability() -> tuple[int, int] | None:
 
 def obstacle(names: list[str], m: Sizes) -> str | None:
     """What the kernels need here and what there is instead, or None if they run."""
-    if accelerator.traced_elsewhere() or (found := capability()) is None or found < HOPPER:
-        got = "a program for another machine" if accelerator.traced_elsewhere() else found and ".".join(map(str, found))
+    found = None if accelerator.traced_elsewhere() else capability()
+    if found is None or found < HOPPER:
+        got = "none" if found is None else ".".join(map(str, found))
         return f"an NVIDIA GPU of compute capability 9.0 or more, got {got}"
     if keras.config.backend() == "jax":
         import jax

@@ -87,6 +87,7 @@ def missing(config: Config, model: keras.Model, model_dir: str | None = None) ->
         lambda: _devices(config.strategy),
         lambda: mirror.check(config),
         lambda: _memory(config.strategy, model),
+        lambda: _kernels(config, model),
     )
     for need in needs:
         try:
@@ -147,6 +148,12 @@ def _memory(config, model):
     )
     if needed > there and not has_gpu():
         raise ValueError(f"the weights and the optimizer need {needed:,} bytes of memory, and there are {there:,}")
+
+
+def _kernels(config, model):
+    for layer in model._flatten_layers(include_self=False):
+        if hasattr(layer, "check_training"):
+            layer.check_training(config.batch_size, config.data.sequence_length)
 
 
 def _has(folder, name):

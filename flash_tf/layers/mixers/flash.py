@@ -143,7 +143,7 @@ class MixedChunkAttention(gated_unit.ChunkedUnit):
             masked = {"padding_mask": padding_mask, "segment_ids": segment_ids}
             x = self._shifted(x, convolution.convolution(self._first_half(x), *self._taps(x), **masked))
         positions = token_positions(x, segment_ids) if positions is None else positions
-        if training and self._runs_fused(x, segment_ids is not None):
+        if training and self._runs_fused(tuple(x.shape[:2]), x.dtype, segment_ids is not None):
             return self._fused(x, positions, padding_mask=padding_mask, segment_ids=segment_ids)
         u, v, z = gated_unit.project(self, x, gated_unit.chunked_shapes(self, x))
         heads = gated_unit.rotated(self, self.offset_scale(z), positions)
@@ -158,16 +158,20 @@ class MixedChunkAttention(gated_unit.ChunkedUnit):
         )
         return gated_unit.leave(self, u, attended)
 
-    def _runs_fused(self, x, packed):
-        """Whether the fused kernels compute this call; a ValueError if they must and cannot."""
+    def check_training(self, b: int, n: int) -> None:
+        """Raises a ValueError if a training step over `[b, n]` tokens must run fused kernels, and cannot here."""
+        self._runs_fused((b, n), self.compute_dtype, packed=False)
+
+    def _runs_fused(self, lead, dtype, packed):
+        """Whether the fused kernels compute a step over tokens `lead`; a ValueError if they must and cannot."""
         if self.implementation == "xla" or (self.implementation == "auto" and self._einsums_alone() is not None):
             return False
-        shape, dense = tuple(x.shape), self.in_projection
-        if None in shape or dense.quantization_mode:
-            found = f"a static shape and weights that are not quantized, got {shape}, {dense.quantization_mode}"
+        if None in lead or self.in_projection.quantization_mode:
+            got = f"{lead} tokens, {self.in_projection.quantization_mode}"
+            found = f"a static shape and weights that are not quantized, got {got}"
         else:
-            shape = (*shape[:2], 2 * self.value_width + self.key_dim)
-            m = fused.sizes(shape, x.dtype, self.value_width, self.chunk_size, self.causal, packed)
+            shape = (*lead, 2 * self.value_width + self.key_dim)
+            m = fused.sizes(shape, dtype, self.value_width, self.chunk_size, self.causal, packed)
             if self.implementation == "auto" and not fused.is_faster(m):
                 return False
             found = fused.obstacle(m)
