@@ -37,6 +37,7 @@ class Run:
       step: Steps done, a variable.
       chief: Whether this process writes the run's files.
       checkpoints: The run's checkpoints.
+      replicas: The number of replicas, each with a share of a batch.
       saved: Step of the checkpoint that this process wrote or restored last.
       evaluated: Evaluations up to this step are done.
       evaluation: The last evaluation, with its `step`; empty before the first.
@@ -53,6 +54,7 @@ class Run:
     step: Any
     chief: bool
     checkpoints: Checkpoints
+    replicas: int
     saved: int | None = None
     evaluated: int = 0
     evaluation: dict = dataclasses.field(default_factory=dict)
@@ -87,6 +89,7 @@ class Run:
         waiting = {"best": self.best, "waited": self.waited} if math.isfinite(self.best) else {}
         if new:
             notes = {"step": step, "position": self.position, "seed": self.config.train.seed, **waiting}
+            notes |= {"replicas": self.replicas}
             self.write({**notes, "tokenizer": self.tokenizer.fingerprint, **loss})
         elif loss and self.chief:
             self.checkpoints.note(step, {**loss, **waiting})
@@ -151,13 +154,25 @@ def begin_from(run: Run, start: keras.Model) -> None:
 def resume(run: Run, variables: Mapping[str, Any]) -> None:
     """Restores the newest checkpoint into some variables, if there is one."""
     if (notes := run.checkpoints.restore_newest(variables)) is None:
+        _say_replicas(run, run.replicas)
         return
+    _say_replicas(run, notes.get("replicas", run.replicas))
     check_tokenizer(run.tokenizer, notes, run.model_dir)
     run.step.assign(notes["step"])
     run.saved = notes["step"]
     run.evaluated = notes["step"] - ("loss" not in notes)
     run.best, run.waited = notes.get("best", math.inf), notes.get("waited", 0)
     run.progress.line(f"going on from step {notes['step']:,}")
+
+
+def _say_replicas(run, before):
+    """A line where the number of replicas decides what a run computes. Its checkpoints have the number."""
+    clip, changed = run.config.optimizer.clip, before != run.replicas
+    if clip is not None and clip.scope == "replica" and (run.replicas > 1 or changed):
+        run.progress.line(
+            f"optimizer.clip.scope replica clips the gradient of each of {run.replicas} replicas: "
+            + (f"the run had {before}, and goes on as another one" if changed else "another number is another run")
+        )
 
 
 def check_batch(config: Config, devices: int, what: str) -> None:

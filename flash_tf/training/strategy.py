@@ -40,8 +40,10 @@ def _one_device(*_):
 
 def check_devices(config: StrategyConfig) -> None:
     """Raises a ValueError unless all devices that `mirrored` names are there. TensorFlow would take others instead."""
+    if config.devices is None:  # several workers must find each other before TensorFlow looks for devices
+        return
     there = {f"{one.device_type}:{one.name.rpartition(':')[2]}": one for one in tf.config.list_logical_devices()}
-    for device in config.devices or []:
+    for device in config.devices:
         if device.upper().removeprefix("/").removeprefix("DEVICE:") not in there:
             raise ValueError(f"strategy.devices {device!r} is not there: the devices here are {', '.join(there)}")
 
@@ -107,10 +109,12 @@ def _tpu(config, _):
     except (ValueError, OSError, tf.errors.OpError, RuntimeError) as error:
         reason = re.sub(r"\. Failed in init.*|: No OpKernel.*", "", str(error).strip().splitlines()[0])
         raise ValueError(f"strategy.tpu {config.tpu!r}: no TPU answers here ({reason})") from error
-    strategy = tf.distribute.TPUStrategy(resolver)
-    if strategy.extended.num_hosts > 1:  # this process makes the windows, and other hosts cannot call it
-        raise ValueError(f"strategy.tpu needs a TPU with one host, {config.tpu!r} has {strategy.extended.num_hosts}")
-    return strategy
+    return tf.distribute.TPUStrategy(resolver)
+
+
+def hosts(strategy: tf.distribute.Strategy) -> int:
+    """How many hosts of a TPU read input for this process; 1 elsewhere."""
+    return getattr(strategy.extended, "num_hosts", 1)
 
 
 def is_chief(strategy: tf.distribute.Strategy) -> bool:

@@ -11,6 +11,8 @@ import tensorflow as tf
 
 from flash_tf.config import Config
 from flash_tf.data.prepared_input import PreparedStream
+from flash_tf.data.sources import SOURCES
+from flash_tf.data.sources.prepared import PreparedText
 from flash_tf.data.stream import WindowStream
 from flash_tf.training import modelling, run_directory
 from flash_tf.training.checkpoints import Checkpoints
@@ -20,7 +22,7 @@ from flash_tf.training.optimizer import AdamW
 from flash_tf.training.progress import Progress
 from flash_tf.training.restore import starting_model
 from flash_tf.training.run import Run, begin_from, check_batch, resume
-from flash_tf.training.strategy import is_chief
+from flash_tf.training.strategy import hosts, is_chief
 from flash_tf.training.tasks import objective_of
 from flash_tf.training.trainer import Trainer, TrainStep, uses_xla
 
@@ -67,6 +69,7 @@ def open_run(
     """
     config = modelling.with_masking(config)
     check_batch(config, strategy.num_replicas_in_sync, "replicas")
+    check_hosts(config, strategy)
     checkpoints = Checkpoints(f"{model_dir}/checkpoints", progress.line)
     start = None
     if config.init_from is not None and not checkpoints.steps():
@@ -92,11 +95,21 @@ def open_run(
         step=step,
         chief=is_chief(strategy),
         checkpoints=checkpoints,
+        replicas=strategy.num_replicas_in_sync,
     )
     if start is not None:
         begin_from(run, start)
     resume(run, run.variables)
     return run
+
+
+def check_hosts(config: Config, strategy: tf.distribute.Strategy) -> None:
+    """Raises a ValueError where other hosts cannot read the text, because this process tokenises it."""
+    if (count := hosts(strategy)) > 1 and not isinstance(SOURCES.build(config.data.source), PreparedText):
+        raise ValueError(
+            f"strategy.tpu {config.strategy.tpu!r} has {count} hosts, which read prepared text alone: "
+            "`flash-tf prepare` writes it, and data.source {type: prepared, path: gs://…} reads it"
+        )
 
 
 def make_trainer(run: Run, stream: WindowStream | PreparedStream) -> Trainer:

@@ -14,7 +14,7 @@ from flash_tf import config
 from flash_tf.preparing.prepare import prepare
 from tests.data import tfds_fixture
 from tests.data.test_token_cache import ROOT
-from tests.preparing.test_prepare import Here
+from tests.preparing.here import Here
 from tests.training import runs
 
 pytest.importorskip("apache_beam")

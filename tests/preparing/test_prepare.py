@@ -13,21 +13,8 @@ from flash_tf.preparing.prepare import prepare
 from flash_tf.training.inputs import make_cache, make_packing
 from flash_tf.training.tasks import objective_of
 from tests.data import tfds_fixture
+from tests.preparing.here import Here
 from tests.training import runs
-
-
-class Here:
-    """Does tasks one after the other, no more than so many, and notes them."""
-
-    def __init__(self, most=None):
-        self.most, self.done = most, []
-
-    def __call__(self, work, tasks):
-        for task in tasks:
-            if len(self.done) == self.most:
-                raise OSError("killed")
-            work.do(task)
-            self.done.append((task.split, task.number, task.unit is None))
 
 
 @pytest.fixture

@@ -1,21 +1,16 @@
 """Runs on prepared text."""
 
+import json
+
 import numpy as np
 import pytest
 
 from flash_tf import config
-from flash_tf.preparing.prepare import prepare
-from flash_tf.training import loop
-from tests.preparing.test_prepare import Here
+from flash_tf.training import checkpoints, loop
+from flash_tf.training.tensorflow_run import check_hosts
+from tests.preparing.here import of_worker, prepared
 from tests.training import runs
-
-
-def prepared(folder, **sections) -> str:
-    """A config on text that is prepared in `folder/prepared`."""
-    runs.corpus(folder)
-    prepare(config.load(runs.write(folder, **sections)), f"{folder}/prepared", runs.Lines(), Here())
-    source = {"type": "prepared", "path": f"{folder}/prepared"}
-    return runs.write(folder, **{**sections, "data": {**sections.get("data", {}), "source": source}})
+from tests.training.test_strategies import assert_same_curve, free_ports
 
 
 @pytest.mark.parametrize("packing", ["documents", pytest.param("concatenate", marks=pytest.mark.full)])
@@ -47,3 +42,57 @@ def test_prepared_text_that_does_not_fit_a_run_is_refused_before_any_work(tmp_pa
     with pytest.raises(ValueError, match=rf"{gone} is missing, and prepared.json names it"):
         loop.train(config.load(path), f"{tmp_path}/run", runs.Lines())
     assert not (tmp_path / "run" / "config.yaml").exists()
+
+
+def of_workers(path, model_dir, count, *overrides, stop_after=None):
+    """Trains in so many processes; what they show."""
+    ports = [*free_ports(), *free_ports()][:count]
+    addresses = [f"localhost:{port}" for port in ports]
+    started = [
+        runs.start(of_worker, path, model_dir, addresses, i, *overrides, stop_after=stop_after if i == 1 else None)
+        for i in range(count)
+    ]
+    return [runs.finish(one) for one in started]
+
+
+@pytest.mark.full
+def test_workers_read_the_batches_of_one_process_and_go_on_in_another_number(tmp_path):
+    path = prepared(tmp_path, model={"depth": 1}, train={"tokens_per_step": 12 * runs.LENGTH})
+    runs.in_child(runs.train, path, tmp_path / "one")
+    of_workers(path, tmp_path / "three", 3)
+    assert_same_curve(tmp_path / "three", tmp_path / "one")
+    of_workers(path, tmp_path / "changed", 3, stop_after=3)  # a signal to worker 1 stops all at one step
+    steps = len(runs.losses(tmp_path / "changed"))
+    assert 3 <= steps < 8 and runs.checkpoints(tmp_path / "changed")[-1].name == f"step-{steps:08d}"
+    shown = of_workers(path, tmp_path / "changed", 2)
+    assert all(f"going on from step {steps}" in one for one in shown)
+    assert_same_curve(tmp_path / "changed", tmp_path / "one")
+
+
+class OfManyHosts:
+    """As much of a TPU's strategy as is asked before any work."""
+
+    extended = type("Extended", (), {"num_hosts": 8})
+
+
+def test_several_hosts_of_a_tpu_take_prepared_text_alone(tmp_path):
+    runs.corpus(tmp_path)
+    text = config.load(runs.write(tmp_path))
+    with pytest.raises(ValueError, match="'local' has 8 hosts, which read prepared text alone: `flash-tf prepare`"):
+        check_hosts(text, OfManyHosts)
+    check_hosts(config.load(runs.write(tmp_path, data={"source": {"type": "prepared", "path": "x"}})), OfManyHosts)
+
+
+@pytest.mark.full
+def test_a_line_says_where_the_number_of_replicas_is_part_of_the_function(tmp_path):
+    runs.corpus(tmp_path)
+    path = runs.write(tmp_path, model={"depth": 1}, optimizer={"clip": {"scope": "replica", "norm": 0.1}})
+    mirrored, line = "strategy.type=mirrored", "optimizer.clip.scope replica clips the gradient of each of"
+    shown = runs.in_child(runs.train, path, tmp_path / "run", mirrored, devices=2, stop_after=4)
+    assert f"{line} 2 replicas: another number is another run" in shown
+    assert "optimizer.clip.scope" not in runs.in_child(runs.train, path, tmp_path / "one", stop_after=2)
+    assert json.loads((runs.checkpoints(tmp_path / "run")[-1] / checkpoints.MARKER).read_text())["replicas"] == 2
+    shown = runs.in_child(runs.train, path, tmp_path / "run")
+    assert f"{line} 1 replicas: the run had 2, and goes on as another one" in shown
+    again = runs.in_child(runs.train, path, tmp_path / "global", mirrored, "optimizer.clip.scope=global", devices=2)
+    assert "optimizer.clip.scope" not in again

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from flash_tf import config
-from flash_tf.training import loop
+from flash_tf.training import loop, preflight
 from flash_tf.training.update import dropouts
 from tests import numerics
 from tests.training import runs
@@ -113,6 +113,18 @@ def free_ports():
         for each in (one, two):
             each.bind(("localhost", 0))
         return one.getsockname()[1], two.getsockname()[1]
+
+
+def free_to_choose(path, model_dir):
+    """Sets TensorFlow's devices after the checks before training, which it refuses once it has begun."""
+    preflight.check(config.load(path), model_dir)
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    return len(tf.config.list_logical_devices("CPU"))
+
+
+def test_the_checks_before_training_leave_tensorflow_to_the_strategy(tmp_path):
+    assert runs.in_child(free_to_choose, write(tmp_path), str(tmp_path / "model")) == 2
 
 
 @pytest.mark.full

@@ -12,7 +12,7 @@ from flash_tf.data.prepared import PreparedWindows
 from flash_tf.training import modelling, run_directory
 from flash_tf.training.inputs import make_tokenizer
 from flash_tf.training.on_jax.checkpoints import Place, ShardedCheckpoints
-from flash_tf.training.on_jax.mesh import make_mesh
+from flash_tf.training.on_jax.mesh import DATA, make_mesh
 from flash_tf.training.on_jax.step import State, Step
 from flash_tf.training.on_jax.trainer import Trainer
 from flash_tf.training.progress import Progress
@@ -74,6 +74,7 @@ def open_run(config: Config, model_dir: str, progress: Progress, extends: bool =
         step=keras.Variable(0, dtype="int32", trainable=False, name="step"),
         chief=chief,
         checkpoints=checkpoints,
+        replicas=mesh.shape[DATA],
         program=Step(model, objective, config, mesh),
         state=None,
     )
