@@ -12,8 +12,11 @@ a text to its start, and every other one is a blank. So `restored` inverts `visi
 """
 
 import re
+from typing import TYPE_CHECKING
 
-import tensorflow as tf
+if TYPE_CHECKING:
+    import tensorflow as tf
+
 
 BYTES = tuple(chr(b if 0x21 <= b <= 0x7E else 0x100 + b) for b in range(256))  # of each byte
 SPACES = "ĠĊĉč"  # blank, newline, tab, carriage return
@@ -29,15 +32,19 @@ WORD = re.compile("▁[^▁]*|[^▁]+")  # of a spelled text; no piece crosses "
 SENTENCE = re.compile(r"(?s).{1,1000}(?=▁|\Z)|.{1,1000}")
 
 
-def visible(texts: tf.Tensor) -> tf.Tensor:
+def visible(texts: "tf.Tensor") -> "tf.Tensor":
     """Texts of any bytes, string `[k]`, spelled in visible characters."""
+    import tensorflow as tf
+
     ordinals = tf.strings.unicode_decode(texts, "ISO-8859-1")  # each byte is a character of this encoding
     spelled = tf.ragged.map_flat_values(lambda byte: tf.gather([ord(c) for c in BYTES], byte), ordinals)
     return _replaced(tf.strings.unicode_encode(spelled, "UTF-8"), SPELLING)
 
 
-def restored(spelled: tf.Tensor) -> tf.Tensor:
+def restored(spelled: "tf.Tensor") -> "tf.Tensor":
     """The texts, string `[k]`, that `visible` spelled."""
+    import tensorflow as tf
+
     ordinals = tf.strings.unicode_decode(_replaced(spelled, READING), "UTF-8")
     every_byte = tf.constant([bytes([b]) for b in range(256)])
     texts = tf.ragged.map_flat_values(lambda ordinal: tf.gather(every_byte, ordinal & 0xFF), ordinals)
@@ -45,6 +52,8 @@ def restored(spelled: tf.Tensor) -> tf.Tensor:
 
 
 def _replaced(texts, rules):
+    import tensorflow as tf
+
     for pattern, replacement in rules:
         texts = tf.strings.regex_replace(texts, pattern, replacement)
     return texts

@@ -1,4 +1,4 @@
-"""Trains on JAX in a process of its own: `python -m tests.training.jax_child JOBS`, with jobs as JSON.
+"""Trains on JAX in a process of its own.
 
 A job is `[config, model_dir, overrides, loops after which SIGTERM comes or null]`. A line for each says how it ended.
 """
@@ -14,21 +14,23 @@ ROOT = Path(__file__).parents[2]
 QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"  # to compile
 
 
-def start(*jobs, devices=1):
-    """Starts the jobs in a child with `devices` virtual CPUs."""
+def start(*jobs, devices=1, without_tensorflow=False):
+    """Starts the jobs in a child with `devices` virtual CPUs; in one without TensorFlow, an import of it fails."""
     flags = {
         "JAX_PLATFORMS": "cpu",
         "KERAS_BACKEND": "jax",
         "XLA_FLAGS": f"{QUICK} --xla_force_host_platform_device_count={devices}",
         "JAX_ENABLE_X64": "0",
     }
-    command = [sys.executable, "-m", "tests.training.jax_child", json.dumps(jobs)]
+    hidden = "import sys; sys.modules['tensorflow'] = None; " if without_tensorflow else "import sys; "
+    code = f"{hidden}import json; from tests.training import jax_child; jax_child.main(json.loads(sys.argv[1]))"
+    command = [sys.executable, "-c", code, json.dumps(jobs)]
     return subprocess.Popen(command, cwd=ROOT, env={**os.environ, **flags}, text=True, stdout=-1, stderr=-1)
 
 
-def train(*jobs, devices=1):
+def train(*jobs, **options):
     """How each job ended: "" or its error. An error of the child itself is raised."""
-    child = start(*jobs, devices=devices)
+    child = start(*jobs, **options)
     out, err = child.communicate()
     ended = [line.removeprefix("ended: ") for line in out.splitlines() if line.startswith("ended: ")]
     if len(ended) < len(jobs):
@@ -59,7 +61,3 @@ def main(jobs):
         except Exception as error:
             said = f"{type(error).__name__}: {error}"
         print(f"ended: {' '.join(said.split())}", flush=True)  # noqa: T201
-
-
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))

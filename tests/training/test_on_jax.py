@@ -11,6 +11,7 @@ from flash_tf import config
 from flash_tf.training import checkpoint_files, loop, preflight
 from tests import numerics
 from tests.training import jax_child, runs
+from tests.training.test_prepared_runs import prepared
 from tests.training.test_strategies import free_ports
 
 # Rows for eight devices. All checkpoints stay.
@@ -141,6 +142,24 @@ def test_two_processes_equal_one_and_go_on_alone_after_one_was_killed(folder, tm
     assert "worker 1 no longer answers" in out + err
     assert jax_child.train([path, str(two), overrides, None]) == [""]
     assert_same_curve(two, tmp_path / "one")
+
+
+@pytest.mark.full
+def test_prepared_text_trains_without_tensorflow_as_with_it(tmp_path):
+    sections = {"masking": {"whole_words": True}, "train": {**SIZES, "jit_compile": False}}
+    path = prepared(tmp_path, **sections)
+    tensorflow, jax = tmp_path / "tensorflow", tmp_path / "jax"
+    runs.train(path, tensorflow)
+    overrides = ["strategy.type=jax", "train.jit_compile=auto"]
+    assert jax_child.train([path, str(tmp_path / "new"), overrides, None], without_tensorflow=True) == [""]
+    shutil.copytree(tensorflow, jax)
+    cut(jax, 4)
+    assert jax_child.train([path, str(jax), overrides, None]) == [""]
+    assert_same_curve(jax, tensorflow)
+    new = runs.records(tmp_path / "new")
+    assert len(new) == 8 and [one["predicted_tokens"] for one in new] == [
+        one["predicted_tokens"] for one in runs.records(tensorflow)
+    ]
 
 
 @pytest.mark.full

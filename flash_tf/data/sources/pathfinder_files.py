@@ -4,8 +4,6 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import tensorflow as tf
-
 from flash_tf.data import pixels
 from flash_tf.data.example_formats import Record
 from flash_tf.data.sources import SOURCES
@@ -63,6 +61,8 @@ class PathfinderFiles:
 
 
 def _decoded(image, path):
+    import tensorflow as tf
+
     try:
         return tf.io.decode_png(image, channels=1).numpy()[..., 0]
     except tf.errors.InvalidArgumentError:

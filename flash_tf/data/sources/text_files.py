@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Literal
 
-import tensorflow as tf
-
 from flash_tf.data.sources import SOURCES
 
 SHARD_BYTES = 16 << 20
@@ -127,6 +125,8 @@ class StoredBytes(io.RawIOBase):
     """
 
     def __init__(self, path: str):
+        import tensorflow as tf
+
         self._file = tf.io.gfile.GFile(path, "rb")
 
     def readable(self) -> bool:
@@ -150,6 +150,8 @@ class StoredBytes(io.RawIOBase):
 
 
 def _matches(split: str, glob: str) -> dict[str, int]:
+    import tensorflow as tf
+
     try:
         stats = {path: tf.io.gfile.stat(path) for path in sorted(tf.io.gfile.glob(os.path.expanduser(glob)))}
     except tf.errors.OpError as error:
@@ -169,6 +171,8 @@ def _opener(path: str) -> Callable[..., IO[bytes]] | None:
 
 def _lines(path: str, start: int) -> Iterator[tuple[int, bytes]]:
     """Lines that begin at byte `start` of the unpacked file or later, each with the offset of its first byte."""
+    import tensorflow as tf
+
     try:
         with io.BufferedReader(StoredBytes(path), 1 << 20) as stored:
             file = opener(stored) if (opener := _opener(path)) else stored

@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from flash_tf.data.sources import SOURCES
 
@@ -84,6 +83,7 @@ class Tfds:
 
         TFDS decodes all features of one example at a time, which takes three times as long as to tokenise it.
         """
+        import tensorflow as tf
         from tensorflow_datasets.core.file_adapters import FileFormat
 
         if self._builder.info.file_format is not FileFormat.TFRECORD:
@@ -135,6 +135,7 @@ class Tfds:
     @cached_property
     def _builder(self) -> Any:
         """The reader of the files. It does not need the code that prepared them, so any version works."""
+        import tensorflow as tf
         import tensorflow_datasets as tfds
         from tensorflow_datasets.core import read_only_builder
         from tensorflow_datasets.core.utils import file_utils

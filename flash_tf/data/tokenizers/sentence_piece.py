@@ -9,7 +9,6 @@ from typing import Literal
 
 import numpy as np
 import sentencepiece
-import tensorflow as tf
 from google.protobuf.message import DecodeError
 from sentencepiece import sentencepiece_model_pb2
 
@@ -105,7 +104,7 @@ class SentencePiece(Tokenizer):
         spelled[self.unk_id] = " ⁇".encode() if self.visibly else " ⁇ ".encode()
         if self.visibly:
             spelled = [piece.replace(b" ", "▁".encode()) for piece in spelled]
-            spelled[self.unk_id] = _visible([" ⁇"])[0][1:].encode()
+            spelled[self.unk_id] = ("▁" + "".join(visible.BYTES[byte] for byte in "⁇".encode())).encode()
         return spelled
 
     def _prepared(self, texts: list[str]) -> list[str]:
@@ -138,6 +137,8 @@ class SentencePiece(Tokenizer):
         return np.split(np.concatenate(ids), text_ends)[:-1]
 
     def _finished(self, spelled: bytes) -> str:
+        import tensorflow as tf
+
         if self.visibly:
             spelled = visible.restored(tf.constant([spelled])).numpy()[0]
         text = spelled.decode("utf-8", "replace")
@@ -245,6 +246,8 @@ def _named(model):
 
 
 def _visible(texts):
+    import tensorflow as tf
+
     return [text.decode() for text in visible.visible(tf.constant([_utf8(text) for text in texts], tf.string)).numpy()]
 
 
