@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import keras
 import numpy as np
+from jax.sharding import Mesh
 
 from benchmarks import device as devices
 from flash_tf import model_stats
@@ -83,12 +84,13 @@ def measure(config: Config, steps: int) -> dict[str, Any]:
     }
 
 
-def make_step(config: Config) -> Step:
-    """The step of a config on all devices, without the tokenizer's file."""
+def make_step(config: Config, mesh: Mesh | None = None) -> Step:
+    """The step of a config on a mesh, by default its own, without the tokenizer's file."""
     random.seed(config.train.seed)
     with model_stats.without_weights():
         model = modelling.make_model(config)
-    return Step(model, OBJECTIVES[config.model["type"]](config, _tokenizer(config)), config, make_mesh(config.strategy))
+    objective = OBJECTIVES[config.model["type"]](config, _tokenizer(config))
+    return Step(model, objective, config, mesh or make_mesh(config.strategy))
 
 
 def _tokenizer(config):

@@ -1,0 +1,133 @@
+"""Compiles the step of `strategy.type jax` for a mesh of TPUs, without one: bytes of a device, and what they exchange.
+
+    python -m benchmarks.jax_mesh --topology v4:2x2x2 --mesh data=16 --mesh fsdp=16
+    python -m benchmarks.jax_mesh --configs lm_wiki40b/flash --set model.width=4096 --set model.depth=66 --mesh fsdp=16
+
+Weights are shapes alone, so that a model of any size is compiled. A device of v4 is one core.
+"""
+
+import argparse
+import collections
+import concurrent.futures
+import importlib.metadata
+import math
+import multiprocessing
+import os
+import re
+import time
+
+from benchmarks import device as devices
+from benchmarks import result_files
+
+KINDS = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
+COLLECTIVES = re.compile(rf"= (?P<shape>[^=]*?) (?P<kind>{KINDS})(?:-start)?\(")
+SHAPE = re.compile(r"(bf16|f32|s32|u32|pred)\[([\d,]*)\]")
+BYTES = {"bf16": 2, "f32": 4, "s32": 4, "u32": 4, "pred": 1}
+COLUMNS = ("config", "mesh", "sequences", "state GiB", "HBM GiB", "exchanged GiB", "compile s")
+WIDTHS = (22, 20, 10, 10, 10, 15, 11)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs it; returns the exit status."""
+    args = result_files.parse(_parser(), arguments)
+    from flash_tf.compiling import tpu
+
+    tpu.find_device(args.topology)
+    os.environ.update(tpu.SETTINGS, KERAS_BACKEND="jax")  # noqa: TID251  of the processes that compile
+    with devices.libraries_in_log():
+        packages = ("keras", "jax", "libtpu")
+        results = result_files.Results(args, "jax_mesh", device=args.topology, packages=packages)
+        print(f"training steps compiled for {args.topology} by libtpu {importlib.metadata.version('libtpu')}")
+        print(devices.table_line(COLUMNS, WIDTHS), flush=True)
+        for name in args.configs:
+            for mesh in args.mesh or ["data=16"]:
+                with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as compiler:
+                    row = compiler.submit(_compiled, name, args.set, args.topology, mesh).result()
+                results.add(row)
+                print(_line(row), flush=True)
+    return 0
+
+
+def _compiled(name, overrides, topology, mesh):
+    import jax
+    import numpy as np
+
+    from benchmarks import keras_step
+    from flash_tf import config as configs
+    from flash_tf.compiling import tpu
+    from flash_tf.training import modelling
+    from kernels_xla.common.accelerator import tracing_for
+
+    device, config = tpu.find_device(topology), modelling.with_masking(configs.load(name, overrides))
+    step = keras_step.make_step(config, _mesh(device, topology, mesh))
+    rows, n = config.batch_size, config.data.sequence_length
+    batch = {"tokens": (rows, n + (config.masking is None)), "window": (rows, 2)}
+    batch = {key: jax.ShapeDtypeStruct(shape, np.int32, sharding=step.rows) for key, shape in batch.items()}
+    start = time.perf_counter()
+    with tracing_for("tpu"):
+        lowered = step.run.lower(step.state, batch, jax.ShapeDtypeStruct((), np.uint32))
+    row = {"config": name, "overrides": overrides, "mesh": mesh, "sequences": rows, "n": n}
+    row |= {"parameters": sum(math.prod(v.shape) for v in step.model.trainable_variables)}
+    state = sum(math.prod(x.sharding.shard_shape(x.shape)) * 4 for x in step.state.values())
+    try:
+        program = lowered.compile()
+    except Exception as error:  # of the compiler, whose types differ by version
+        return {**row, "state_bytes": state, "error": " ".join(str(error).split())[:400]}
+    memory = program.memory_analysis()
+    hbm = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return {
+        **row,
+        "state_bytes": state,
+        "hbm_bytes": hbm + memory.temp_size_in_bytes,
+        "hbm_limit_bytes": device.hbm,
+        "exchanged_bytes": _exchanged(program.as_text()),
+        "compile_s": time.perf_counter() - start,
+    }
+
+
+def _mesh(device, topology, text):
+    """The mesh of a topology's devices that `AXIS=SIZE,...` names."""
+    import numpy as np
+    from jax.experimental import topologies
+    from jax.sharding import AxisType, Mesh
+
+    sizes = {"data": 1, "fsdp": 1} | {axis: int(size) for axis, size in (one.split("=") for one in text.split(","))}
+    chip = {"chip_config_name": device.chip_config} if device.chip_config else {}
+    found = topologies.get_topology_desc(platform="tpu", topology_name=device.layout, **chip).devices
+    if math.prod(sizes.values()) != len(found):
+        raise ValueError(f"--mesh must use each of the {len(found)} devices of {topology} once, got {text}")
+    return Mesh(
+        np.array(found).reshape(sizes["data"], sizes["fsdp"]), ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2
+    )
+
+
+def _exchanged(text):
+    """Bytes of the results of the program's collective operations, by kind. Loops count once."""
+    found = collections.Counter()
+    for one in COLLECTIVES.finditer(text):
+        for dtype, dims in SHAPE.findall(one["shape"]):
+            found[one["kind"]] += BYTES[dtype] * math.prod(int(x) for x in dims.split(",") if x)
+    return dict(found)
+
+
+def _line(row):
+    gib = lambda x: None if x is None else f"{x / 2**30:.2f}"  # noqa: E731
+    cells = (row["config"], row["mesh"], row["sequences"], gib(row["state_bytes"]))
+    if "error" in row:
+        return f"{devices.table_line((*cells, None, None, None), WIDTHS)}  {row['error'][:160]}"
+    exchanged = gib(sum(row["exchanged_bytes"].values()))
+    return devices.table_line((*cells, gib(row["hbm_bytes"]), exchanged, f"{row['compile_s']:.0f}"), WIDTHS)
+
+
+def _parser():
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.jax_mesh", description=__doc__.splitlines()[0])
+    parser.add_argument("--configs", nargs="+", default=["mlm_c4/flash"], metavar="CONFIG")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override an option")
+    parser.add_argument("--topology", default="v4:2x2x2", help="as of `flash-tf compile`")
+    parser.add_argument("--mesh", action="append", metavar="AXIS=SIZE,...", help="devices on data and fsdp")
+    result_files.add_options(parser)
+    return parser
+
+
+if __name__ == "__main__":
+    devices.program(main)
