@@ -25,6 +25,8 @@ def make_strategy(config: StrategyConfig, report: Callable[[str], None]) -> tf.d
       ValueError: The devices are not there.
       OSError: A worker did not come; see `workers.join`.
     """
+    if config.type == "jax":
+        raise ValueError("strategy.type jax is for `flash-tf train` alone: set strategy.type=one_device here")
     made = {"one_device": _one_device, "mirrored": _mirrored, "multi_worker": _multi_worker, "tpu": _tpu}
     return made[config.type](config, report)
 
