@@ -149,6 +149,9 @@ def test_one_line_says_what_they_need():
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("causal", "b", "n"), [(True, 6, 2048), (True, 2, 1000), (False, 2, 1000)])
 def test_a_layer_on_a_gpu_trains_with_them_as_with_einsums(causal, b, n, layout):
+    m = flash.sizes((b, n, 3200), "bfloat16", 1536, 256, causal, layout == "packed")
+    if (found := flash.obstacle(m)) is not None:
+        pytest.skip(f"the kernels need {found}")
     x = ops.cast(np.random.default_rng(0).normal(size=(b, n, 768)), "bfloat16")
     masked = backends.tensors(masks(layout, b, n), "float32")
     found, options = {}, {"causal": causal, "name": "mixer"}
