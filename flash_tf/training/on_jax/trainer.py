@@ -77,7 +77,7 @@ class Trainer:
     def _next(self, step):
         """The batch of a step, and the seconds that it took to read."""
         start, rows = time.perf_counter(), self.config.batch_size
-        self.reading = True
+        self.reading = not self.several  # where no process saves alone
         batch = sharded(self.step.rows, rows, lambda first, count: self._read(step * rows + first, count))
         self.reading = False
         return batch, time.perf_counter() - start
