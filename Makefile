@@ -6,6 +6,7 @@ TPU_VENV := .venv-tpu
 RUN := runs/quickstart
 PYTEST = $(BIN)/python -m pytest -n 2 --dist worksteal
 LARGEST := tests/contracts/test_kernels.py tests/contracts/test_mixers.py
+RUNS := tests/training tests/robustness tests/preparing
 ALSO_ON_JAX := $(LARGEST) tests/contracts/test_models.py tests/contracts/test_language_models.py \
 	tests/contracts/test_streams.py tests/test_cross_entropy.py tests/generation/test_decoding.py \
 	tests/generation/test_samplers.py tests/test_linear_forms.py tests/test_linear_layers.py \
@@ -51,7 +52,8 @@ test: lint
 test-all: lint
 	@$(PYTEST) -m "full or not full" $(LARGEST)
 	@$(PYTEST) -m "full or not full" tests/contracts $(LARGEST:%=--ignore=%)
-	@$(PYTEST) -m "full or not full" tests --ignore=tests/contracts
+	@$(PYTEST) -m "full or not full" $(RUNS)
+	@$(PYTEST) -m "full or not full" tests --ignore=tests/contracts $(RUNS:%=--ignore=%)
 	@$(ON_JAX) $(PYTEST) -m "not one_backend" $(LARGEST)
 	@$(ON_JAX) $(PYTEST) -m "not one_backend" $(filter-out $(LARGEST),$(ALSO_ON_JAX)) tests/contracts/test_masks.py tests/contracts/test_keras.py
 
