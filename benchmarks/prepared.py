@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,12 +23,12 @@ STEP, BATCH, BATCHES = 100_000, 512, 400
 ABOUT = {"tokenizer": "none", "source": {}, "identity": "none", "counts_words": False}
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("config", metavar="CONFIG", help="a config whose source is there")
     parser.add_argument("out", metavar="OUT", help="a new folder for the prepared text")
     result_files.add_options(parser)
-    args = result_files.parse(parser)
+    args = result_files.parse(parser, arguments)
     packages = ("numpy", "tensorflow", "tensorflow-text", "apache-beam")
     results = result_files.Results(args, "prepared", device=device.cpu(), packages=packages)
     for row in (prepared(args.config, args.out), *read(args.out), *places()):
