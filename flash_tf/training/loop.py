@@ -14,7 +14,7 @@ from flash_tf.data.prepared_input import PreparedBatches, PreparedStream
 from flash_tf.data.sources import SOURCES
 from flash_tf.data.tokenizer import Tokenizer
 from flash_tf.profiling import latency
-from flash_tf.training import actions, given, mirror, modelling, preflight, profile, run_directory, workers
+from flash_tf.training import actions, given, maintenance, mirror, modelling, preflight, profile, run_directory, workers
 from flash_tf.training.evaluator import Evaluator, TaskEvaluator
 from flash_tf.training.inputs import evaluation_batches
 from flash_tf.training.owner import Owner
@@ -59,8 +59,10 @@ def train(
     with workers.together(strategy), Owner(model_dir if is_chief(strategy) else None, progress.line) as owner:
         begins()
         run = open_run(config, model_dir, strategy, progress, extends)
+        on_tpu = config.strategy.type == "tpu"
         with run.begun(), mirror.mirrored(config, model_dir, run.chief, progress.line) as copy:
-            return _train(run, owner, copy)
+            with maintenance.watched(progress.line) if on_tpu else contextlib.nullcontext():
+                return _train(run, owner, copy)
 
 
 def _train(run, owner, copy):
