@@ -71,7 +71,7 @@ class MaskingConfig:
 class ClipConfig:
     """Gradient clipping by norm."""
 
-    scope: Literal["replica", "global"]  # clips each replica's mean gradient before the sum, or the sum
+    scope: Literal["replica", "global", "layer"]  # each replica's mean gradient before the sum; the sum; its layers
     norm: float
 
     def __post_init__(self):

@@ -78,6 +78,7 @@ class TrainStep:
             total=lambda values: context.all_reduce(tf.distribute.ReduceOp.SUM, values),
             norm_of=tf.linalg.global_norm,
             replicas=context.num_replicas_in_sync,
+            names=list(self.optimizer.variables),
         )
         rate = self.optimizer.rate(step) if rate is None else rate
         self.optimizer.apply(gradients, step, rate)

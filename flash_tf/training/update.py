@@ -62,6 +62,7 @@ def clipped_mean(
     total: Callable[[list], list],
     norm_of: Callable[[Sequence[Tensor]], Tensor],
     replicas: int,
+    names: Sequence[str] = (),
 ) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
     """The mean gradient over all replicas' tokens, clipped, on each replica.
 
@@ -75,6 +76,7 @@ def clipped_mean(
       total: Sums each entry of a list over all replicas.
       norm_of: The norm of all gradients together.
       replicas: Their number.
+      names: The path of each gradient's weight, which scope `layer` needs.
 
     Returns:
       The gradients, their norm before clipping, the loss and the tokens of all replicas.
@@ -92,7 +94,19 @@ def clipped_mean(
     if scope == "global":
         share = clip.norm / ops.maximum(norm, clip.norm)
         gradients = [g * share for g in gradients]
+    if scope == "layer":
+        gradients = _clipped_by_layer(names, gradients, clip.norm, norm_of)
     return gradients, norm, loss, all_tokens
+
+
+def _clipped_by_layer(names, gradients, most, norm_of):
+    """The gradients, and each layer's norm is at most `most`. A layer stands under the model: a block, a norm, ..."""
+    layers = [name.split("/")[1] for name in names]
+    shares = {}
+    for layer in dict.fromkeys(layers):
+        norm = norm_of([g for g, own in zip(gradients, layers, strict=True) if own == layer])
+        shares[layer] = most / ops.maximum(norm, most)
+    return [g * shares[layer] for g, layer in zip(gradients, layers, strict=True)]
 
 
 def accumulated(gradients_of: Callable[[Any], Any], batch: dict[str, Tensor], accumulate: int) -> Any:

@@ -37,7 +37,7 @@ def gradients_by_rows(path, folder):
 
 
 def measured(path, folder):
-    clips = {scope: f"{{scope: {scope}, norm: {NORM}}}" for scope in ("replica", "global")} | {"none": "null"}
+    clips = {scope: f"{{scope: {scope}, norm: {NORM}}}" for scope in ("replica", "global", "layer")} | {"none": "null"}
     return gradients_by_rows(path, folder), {name: after_one_step(path, folder, clip) for name, clip in clips.items()}
 
 
@@ -107,6 +107,20 @@ def test_the_norm_that_is_recorded_costs_no_further_sum_over_replicas(scope):
     assert len(sums) == 2
     assert float(recorded) == pytest.approx(2.5)
     assert norm({str(i): g.numpy() for i, g in enumerate(applied)}) == pytest.approx(2.5 if clip is None else NORM)
+
+
+def test_scope_layer_clips_the_mean_of_each_layer_alone_and_records_the_norm_of_all(case):
+    sums, applied = case
+    gradient, recorded = applied["layer"]
+    mean = weighted(means(sums))
+    assert recorded == pytest.approx(norm(mean), rel=numerics.FLOAT32)
+    layers = {name.split("/")[1] for name in mean}
+    assert layers == {"embedding", "positions", "mixer_0", "final_norm", "output_bias"}
+    for layer in layers:
+        own = {name: g for name, g in mean.items() if name.split("/")[1] == layer}
+        assert_equal({name: gradient[name] for name in own}, clipped(own))
+    norms = [norm({name: g for name, g in mean.items() if name.split("/")[1] == layer}) for layer in layers]
+    assert min(norms) < NORM < max(norms)  # of some layers nothing is clipped
 
 
 def test_without_clipping_the_mean_over_all_tokens_is_applied(case):

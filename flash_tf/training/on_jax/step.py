@@ -103,7 +103,12 @@ class Step:
         draws = (step * replicas + replica) * train.accumulate
         sums = update.accumulated(lambda part, i: self._gradients(state, part, draws + i), batch, train.accumulate)
         gradients, norm, loss, tokens = update.clipped_mean(
-            optimizer.clip, *sums, total=lambda values: jax.lax.psum(values, DATA), norm_of=_norm, replicas=replicas
+            optimizer.clip,
+            *sums,
+            total=lambda values: jax.lax.psum(values, DATA),
+            norm_of=_norm,
+            replicas=replicas,
+            names=list(self._trained),
         )
         rate = update.learning_rate(optimizer, train.steps, step)
         new = dict(state)
