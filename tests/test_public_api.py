@@ -45,7 +45,9 @@ def assert_public(namespace, names):
 
 def test_each_namespace_lists_what_is_public_and_nothing_else():
     assert_public(ft, ["__version__", "layers", "load", "models", "samplers"])
-    assert_public(ft.models, ["CausalLM", "Classifier", "MaskedLM", "Matcher", "Regressor", "SpanExtractor"])
+    assert_public(
+        ft.models, ["Backbone", "CausalLM", "Classifier", "MaskedLM", "Matcher", "Regressor", "SpanExtractor"]
+    )
     assert_public(ft.samplers, ["GREEDY", "BeamSearch", "Sampler"])
     assert_public(ft.layers, ft.layers.__all__)
     assert all(issubclass(getattr(ft.layers, name), keras.layers.Layer) for name in dir(ft.layers))

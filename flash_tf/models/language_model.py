@@ -16,6 +16,7 @@ from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero, token_positions
 from flash_tf.layers.remat import Recomputed
 from flash_tf.layers.scaled_sin import ScaledSinusoidalEmbedding
+from flash_tf.models.backbone import Backbone
 from flash_tf.models.transfer import Transfer, transfer
 from flash_tf.registry import Registry, listed
 from kernels_xla.common.spec import Tensor
@@ -301,6 +302,15 @@ class LanguageModel(Recomputed, keras.Model):
     def input_dtype(self) -> str:
         """The dtype of ids, which Keras writes into the signature of an exported model."""
         return "int32"
+
+    @property
+    def backbone(self) -> Backbone:
+        """What `encode` computes, as a layer of another Keras model. It shares the weights; each call gives a layer."""
+        return Backbone(self, name="backbone")
+
+    def __dir__(self) -> list[str]:
+        """All attributes but `backbone`: Keras saves by a walk over them, and a backbone leads back to its model."""
+        return [name for name in super().__dir__() if name != "backbone"]
 
     @property
     def kinds(self) -> list[dict]:

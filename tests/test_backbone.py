@@ -1,0 +1,66 @@
+"""A language model without its head as a layer of a user's model: it trains, freezes and saves with it."""
+
+import keras
+import numpy as np
+import pytest
+
+from flash_tf.models import CausalLM, Classifier, MaskedLM
+from tests.backends import to_numpy
+from tests.numerics import FLOAT32, relative_error
+
+V, N = 50, 12
+STACK = {"vocabulary_size": V, "width": 16, "depth": 2, "mixer": {"type": "flash", "chunk_size": 4, "key_dim": 8}}
+SOURCES = {
+    "masked_lm": lambda: MaskedLM(**STACK, dropout=0.1),
+    "causal_lm": lambda: CausalLM(**STACK, head_projection=True),
+    "classifier": lambda: Classifier(2, max_length=N, **STACK),
+}
+IDS = np.random.default_rng(0).integers(1, V, (8, N)).astype("int32")
+
+
+def around(source):
+    source.build()
+    ids = keras.Input((N,), dtype="int32")
+    backbone = source.backbone
+    x = keras.layers.GlobalAveragePooling1D()(backbone(ids))
+    return backbone, keras.Model(ids, keras.layers.Dense(2)(x))
+
+
+def weights(model):
+    return [to_numpy(weight.value) for weight in model.trainable_variables]
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_a_model_around_a_backbone_trains_it_and_comes_back_from_a_file(kind, tmp_path):
+    source = SOURCES[kind]()
+    backbone, model = around(source)
+    assert relative_error(to_numpy(backbone(IDS)), to_numpy(source.encode(IDS))) < FLOAT32
+    before = weights(backbone)
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.fit(IDS, IDS[:, 0] % 2, batch_size=4, verbose=0)
+    changed = [not np.array_equal(a, b) for a, b in zip(before, weights(backbone), strict=True)]
+    assert sum(changed) > len(changed) / 2
+    assert any(weight is source.embedding.embeddings for weight in model.trainable_variables)
+    model.save(tmp_path / "mine.keras")
+    again = keras.saving.load_model(tmp_path / "mine.keras")
+    assert relative_error(to_numpy(again(IDS)), to_numpy(model(IDS))) < FLOAT32
+
+
+def test_a_frozen_backbone_keeps_its_weights():
+    backbone, model = around(SOURCES["masked_lm"]())
+    backbone.trainable = False
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    assert len(model.trainable_variables) == 2
+    before = to_numpy(backbone(IDS))
+    model.fit(IDS, IDS[:, 0] % 2, verbose=0)
+    assert np.array_equal(to_numpy(backbone(IDS)), before)
+
+
+def test_padding_is_what_a_mask_says():
+    source = SOURCES["masked_lm"]()
+    backbone, _ = around(source)
+    real = np.tile(np.arange(N) < 7, (8, 1))
+    found = [to_numpy(backbone(np.where(real, IDS, other), padding_mask=real))[:, :7] for other in (0, 9)]
+    assert relative_error(found[0], found[1]) < FLOAT32
+    assert relative_error(found[0], to_numpy(source.encode(IDS, padding_mask=real))[:, :7]) < FLOAT32
+    assert relative_error(found[0], to_numpy(backbone(IDS[:, :7]))) < FLOAT32
