@@ -122,6 +122,7 @@ class _StoppedBySignals:
         else:
             self.log.progress().line(line)
             self.log.__exit__()
+        _remove_generated()
         os._exit(128 + number)
 
 
@@ -143,7 +144,16 @@ def program() -> None:
         status = end.code
         with contextlib.suppress(OSError):
             sys.stdout.flush()
+    _remove_generated()
     os._exit(status)
+
+
+def _remove_generated() -> None:
+    """Removes the files of TensorFlow's AutoGraph, as it would itself at an ordinary end of the process."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("__autograph_generated_file"):
+            with contextlib.suppress(OSError):
+                os.remove(module.__file__)
 
 
 def _open_streams() -> None:

@@ -233,3 +233,15 @@ def test_a_signal_saves_and_ends_with_128_plus_its_number_and_the_same_command_g
     assert f"going on from step {steps:,}" in err.splitlines()
     assert err.splitlines()[-1] == "flash-tf: stopped by SIGINT; the same command goes on from here"
     assert len(runs.losses(tmp_path / "model")) >= steps + 5
+
+
+@pytest.mark.full
+def test_a_command_leaves_no_file_of_autograph_in_the_temporary_folder(tmp_path):
+    runs.corpus(tmp_path)
+    path = runs.write(tmp_path, train={"steps": 1})
+    (tmp_path / "temporary").mkdir()
+    code = f"import sys; sys.argv = ['flash-tf', 'train', {path!r}, '--model-dir', {str(tmp_path / 'run')!r}]\n"
+    code += "from flash_tf.cli import program; program()"
+    given = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
+    assert subprocess.run([sys.executable, "-c", code], env=given, capture_output=True).returncode == 0
+    assert not list((tmp_path / "temporary").glob("__autograph_generated_file*"))
