@@ -150,9 +150,15 @@ class TextEncoder:
         parts = ("text", "text_b") if self._keys.has(placed, "text_b") else ("text",)
         return [self._keys.text(placed, part) for part in parts]
 
+    def check(self, placed: Placed) -> None:
+        self.texts(placed)
+        self._read(placed)
+
+    def _read(self, placed):
+        return self._label.read(placed, self._keys.get(placed, "label"))
+
     def rows(self, examples: list[Placed], labelled: bool = True) -> Iterator[Row]:
-        read = lambda one: self._label.read(one, self._keys.get(one, "label"))  # noqa: E731
-        labels = [[read(one)] if labelled else [self._label.field.padding] for one in examples]
+        labels = [[self._read(one)] if labelled else [self._label.field.padding] for one in examples]
         texts = [self.texts(one) for one in examples]
         encoded = iter(self._tokenizer.encode([text for both in texts for text in both]))
         for both, label in zip(texts, labels, strict=True):
@@ -206,6 +212,9 @@ class AnswerEncoder:
 
     def texts(self, placed: Placed) -> list[str]:
         return [] if "token_ids" in placed[1] else [self._keys.text(placed, part) for part in ("prompt", "answer")]
+
+    def check(self, placed: Placed) -> None:
+        self.texts(placed)
 
     def rows(self, examples: list[Placed], labelled: bool = True) -> Iterator[Row]:
         for one in examples:

@@ -36,6 +36,9 @@ class RowEncoder(Protocol):
     def texts(self, placed: Placed) -> list[str]:
         """The texts of an example, for training a tokenizer."""
 
+    def check(self, placed: Placed) -> None:
+        """Raises a ValueError if a part of an example is missing or cannot be used; it needs no tokenizer."""
+
     def rows(self, examples: list[Placed], labelled: bool = True) -> Iterator[Row]:
         """The rows of some examples, in order; without labels if they are not needed.
 

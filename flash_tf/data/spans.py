@@ -62,6 +62,10 @@ class SpanEncoder:
             return "\n\n".join(found)
         return self.keys.text(placed, "context")
 
+    def check(self, placed: Placed) -> None:
+        _, context = self.texts(placed)
+        answer_span(placed, self.keys.get(placed, "answers"), context, list(WORD.finditer(context)))
+
     def rows(self, examples: list[Placed], labelled: bool = True) -> Iterator[Row]:
         for one in examples:
             question, context = self.texts(one)

@@ -1,5 +1,6 @@
 """What training needs, found before any work: values that fit together, and files and devices that are there."""
 
+import itertools
 import os
 
 import keras
@@ -8,6 +9,7 @@ from etils import epath
 from flash_tf import model_stats, owned_files, presets
 from flash_tf.config import Config
 from flash_tf.data import tokenizers
+from flash_tf.data.rows import placed
 from flash_tf.data.sources import SOURCES
 from flash_tf.data.sources.prepared import PreparedText
 from flash_tf.training import mirror, modelling, run_directory
@@ -15,6 +17,7 @@ from flash_tf.training.inputs import make_packing, tokenizer_of_words, tokens_fo
 from flash_tf.training.tasks import Classification, objective_of
 
 SPECIAL = 5  # pad, eos, unk, mask and cls
+CHECKED = 1_000  # examples of each split; a mistake in later ones is found when their rows are made
 
 
 def check(config: Config, model_dir: str | None = None) -> Config:
@@ -98,9 +101,12 @@ def missing(config: Config, model: keras.Model, model_dir: str | None = None) ->
 
 
 def _text(config):
-    source = SOURCES.build(config.data.source)
+    source, encoder = SOURCES.build(config.data.source), objective_of(config).encoder_of(config, None)
     for split in ("train", "validation"):
-        source.shards(split)
+        shards = source.shards(split)
+        if encoder is not None and not hasattr(source, "words"):  # a generator makes no mistake
+            for one in itertools.islice(placed(source, split, shards[0]), CHECKED):
+                encoder.check(one)
 
 
 def _prepared(config, model):

@@ -118,7 +118,7 @@ def test_an_example_that_cannot_be_used_is_named_before_the_first_step(folder, t
     )
     with pytest.raises(ValueError, match=said) as error:
         runs.train(path, tmp_path / "run")
-    assert "\n" not in str(error.value) and not (tmp_path / "run/checkpoints").exists()
+    assert "\n" not in str(error.value) and not (tmp_path / "run").exists()
 
 
 def test_options_that_do_not_fit_a_task_are_refused_before_any_work(folder, tmp_path):
