@@ -24,7 +24,7 @@ ABOUT = {"tokenizer": "none", "source": {}, "identity": "none", "counts_words": 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.prepared", description=__doc__.splitlines()[0])
     parser.add_argument("config", metavar="CONFIG", help="a config whose source is there")
     parser.add_argument("out", metavar="OUT", help="a new folder for the prepared text")
     result_files.add_options(parser)
