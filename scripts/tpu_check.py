@@ -21,10 +21,10 @@ import tensorflow as tf
 import flash_tf
 import kernels_xla
 from flash_tf import config, model_stats
-from flash_tf.training import modelling
+from flash_tf.training import modelling, update
 from flash_tf.training.evaluator import Evaluator
 from flash_tf.training.objective import OBJECTIVES
-from flash_tf.training.optimizer import AdamW, adamw
+from flash_tf.training.optimizer import AdamW
 from flash_tf.training.trainer import TrainStep
 
 LOCK = Path(__file__).parents[1] / "requirements" / "tpu.txt"
@@ -53,11 +53,11 @@ class TensorAdamW(AdamW):
         self.config, self.steps, self.variables, self.m, self.v = config, steps, weights, m, v
 
     def _apply(self, strategy, gradients, step, rate):
-        same = {"step": step, "rate": rate, "betas": self.config.betas, "epsilon": self.config.epsilon}
-        self.updated = {}
-        for (name, weight), gradient in zip(self.variables.items(), gradients, strict=True):
-            decay = self.config.weight_decay if weight.shape.rank >= 2 else 0.0
-            self.updated[name] = adamw(weight, gradient, self.m[name], self.v[name], decay=decay, **same)
+        corrections = update.corrections(self.config, step)
+        self.updated = {
+            name: update.updated(self.config, weight, gradient, self.m[name], self.v[name], corrections, rate)
+            for (name, weight), gradient in zip(self.variables.items(), gradients, strict=True)
+        }
 
 
 class TensorStep(TrainStep):

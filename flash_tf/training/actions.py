@@ -193,10 +193,10 @@ class Signals:
 
     def __enter__(self):
         asked = [n for n in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
-        self._before = {number: signal.signal(number, self._receive) for number in asked}
         self._heard, told = socket.socketpair()
         told.setblocking(False)
         self._told, self._woken = told, signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
+        self._before = {number: signal.signal(number, self._receive) for number in asked}  # from here on all are told
         self._teller = threading.Thread(target=self._tell, daemon=True)
         self._teller.start()
         return self

@@ -60,7 +60,8 @@ class AdamW:
         self._update(*values)
 
     def _updated(self, weights, ms, vs, gradients, step, rate):
+        corrections = update.corrections(self.config, step)
         for variables, gradient in zip(zip(weights, ms, vs, strict=True), gradients, strict=True):
             weight, m, v = (variable.read_value() for variable in variables)
-            for variable, value in zip(variables, self._adamw(weight, gradient, m, v, step, rate), strict=True):
+            for variable, value in zip(variables, self._adamw(weight, gradient, m, v, corrections, rate), strict=True):
                 variable.assign(value)

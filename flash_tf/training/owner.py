@@ -100,7 +100,8 @@ class Owner:
         return there or self._locked(stack)
 
     def _take(self, locked):
-        there = self._read()
+        new = locked and not os.path.getsize(self._path)  # made by this process, and not one that another is writing
+        there = None if new else self._read()
         if there is not None and not (locked and there["host"] == self._name["host"]):
             self._see_no_life(there)
         self._write({**self._name, "alive": _now()})

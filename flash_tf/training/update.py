@@ -22,7 +22,13 @@ def learning_rate(config: OptimizerConfig, steps: int, step: Tensor) -> Tensor:
     return schedule.learning_rate(config, steps, ops.cast(step, "float32"), ops)
 
 
-def adamw(weight, gradient, m, v, *, step, rate, betas, epsilon, decay):
+def corrections(config: OptimizerConfig, step: Tensor) -> tuple[Tensor, Tensor]:
+    """By what AdamW divides its two means, which begin at zero. `step` counts the steps done before it."""
+    count = ops.cast(step, "float32") + 1
+    return 1 - ops.power(config.betas[0], count), 1 - ops.power(config.betas[1], count)
+
+
+def adamw(weight, gradient, m, v, *, corrections, rate, betas, epsilon, decay):
     """One update of AdamW (Loshchilov and Hutter, arXiv:1711.05101).
 
     Args:
@@ -30,7 +36,7 @@ def adamw(weight, gradient, m, v, *, step, rate, betas, epsilon, decay):
       gradient: The weight's gradient.
       m: Running mean of the gradient.
       v: Running mean of the gradient's square.
-      step: Steps done before this one.
+      corrections: From the function of this name, once for all weights.
       rate: Learning rate.
       betas: Decay rates of the two means.
       epsilon: Added to the root.
@@ -39,17 +45,18 @@ def adamw(weight, gradient, m, v, *, step, rate, betas, epsilon, decay):
     Returns:
       The new weight, m and v.
     """
-    count = ops.cast(step, "float32") + 1
     m = betas[0] * m + (1 - betas[0]) * gradient
     v = betas[1] * v + (1 - betas[1]) * ops.square(gradient)
-    mean, square = m / (1 - ops.power(betas[0], count)), v / (1 - ops.power(betas[1], count))
+    mean, square = m / corrections[0], v / corrections[1]
     return weight - rate * (mean / (ops.sqrt(square) + epsilon) + decay * weight), m, v
 
 
-def updated(config: OptimizerConfig, weight: Tensor, gradient: Tensor, m: Tensor, v: Tensor, step, rate) -> tuple:
+def updated(
+    config: OptimizerConfig, weight: Tensor, gradient: Tensor, m: Tensor, v: Tensor, corrections, rate
+) -> tuple:
     """`adamw` with the options of a config. Only matrices decay: norms, biases, scales and offsets are vectors."""
     decay = config.weight_decay if len(weight.shape) >= 2 else 0.0
-    same = {"step": step, "rate": rate, "betas": config.betas, "epsilon": config.epsilon, "decay": decay}
+    same = {"corrections": corrections, "rate": rate, "betas": config.betas, "epsilon": config.epsilon, "decay": decay}
     return adamw(weight, gradient, m, v, **same)
 
 

@@ -111,11 +111,11 @@ class Step:
             names=list(self._trained),
         )
         rate = update.learning_rate(optimizer, train.steps, step)
-        new = dict(state)
+        new, corrections = dict(state), update.corrections(optimizer, step)
         for name, gradient in zip(self._trained, gradients, strict=True):
             names = (name, f"m/{name}", f"v/{name}")
             weight, m, v = (state[one] for one in names)
-            new |= zip(names, update.updated(optimizer, weight, gradient, m, v, step, rate), strict=True)
+            new |= zip(names, update.updated(optimizer, weight, gradient, m, v, corrections, rate), strict=True)
         return new, jnp.stack([loss / jnp.maximum(tokens, 1), norm, rate, tokens])
 
     def _gradients(self, state, batch, draws):
