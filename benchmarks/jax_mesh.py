@@ -1,4 +1,4 @@
-"""Compiles the step of `strategy.type jax` for a mesh of TPUs, without one: bytes of a device, and what they exchange.
+"""Compiles the step of `strategy.type jax` for a mesh of TPUs, without one: the bytes of a device.
 
     python -m benchmarks.jax_mesh --topology v4:2x2x2 --mesh data=16 --mesh fsdp=16
     python -m benchmarks.jax_mesh --configs lm_wiki40b/flash --set model.width=4096 --set model.depth=66 --mesh fsdp=16
@@ -7,24 +7,18 @@ Weights are shapes alone, so that a model of any size is compiled. A device of v
 """
 
 import argparse
-import collections
 import concurrent.futures
 import importlib.metadata
 import math
 import multiprocessing
 import os
-import re
 import time
 
 from benchmarks import device as devices
 from benchmarks import result_files
 
-KINDS = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
-COLLECTIVES = re.compile(rf"= (?P<shape>[^=]*?) (?P<kind>{KINDS})(?:-start)?\(")
-SHAPE = re.compile(r"(bf16|f32|s32|u32|pred)\[([\d,]*)\]")
-BYTES = {"bf16": 2, "f32": 4, "s32": 4, "u32": 4, "pred": 1}
-COLUMNS = ("config", "mesh", "sequences", "state GiB", "HBM GiB", "exchanged GiB", "compile s")
-WIDTHS = (22, 20, 10, 10, 10, 15, 11)
+COLUMNS = ("config", "mesh", "sequences", "state GiB", "HBM GiB", "compile s")
+WIDTHS = (22, 20, 10, 10, 10, 11)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -80,7 +74,6 @@ def _compiled(name, overrides, topology, mesh):
         "state_bytes": state,
         "hbm_bytes": hbm + memory.temp_size_in_bytes,
         "hbm_limit_bytes": device.hbm,
-        "exchanged_bytes": _exchanged(program.as_text()),
         "compile_s": time.perf_counter() - start,
     }
 
@@ -101,22 +94,12 @@ def _mesh(device, topology, text):
     )
 
 
-def _exchanged(text):
-    """Bytes of the results of the program's collective operations, by kind. Loops count once."""
-    found = collections.Counter()
-    for one in COLLECTIVES.finditer(text):
-        for dtype, dims in SHAPE.findall(one["shape"]):
-            found[one["kind"]] += BYTES[dtype] * math.prod(int(x) for x in dims.split(",") if x)
-    return dict(found)
-
-
 def _line(row):
     gib = lambda x: None if x is None else f"{x / 2**30:.2f}"  # noqa: E731
     cells = (row["config"], row["mesh"], row["sequences"], gib(row["state_bytes"]))
     if "error" in row:
-        return f"{devices.table_line((*cells, None, None, None), WIDTHS)}  {row['error'][:160]}"
-    exchanged = gib(sum(row["exchanged_bytes"].values()))
-    return devices.table_line((*cells, gib(row["hbm_bytes"]), exchanged, f"{row['compile_s']:.0f}"), WIDTHS)
+        return f"{devices.table_line((*cells, None, None), WIDTHS)}  {row['error'][:160]}"
+    return devices.table_line((*cells, gib(row["hbm_bytes"]), f"{row['compile_s']:.0f}"), WIDTHS)
 
 
 def _parser():

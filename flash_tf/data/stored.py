@@ -46,7 +46,8 @@ def names(folder: str) -> set[str]:
     try:
         if owned_files.is_local(folder):
             return set(os.listdir(folder))  # a million in a second
-        return {one.name for one in _path(folder).iterdir()}
+        path = _path(folder)
+        return {one.name for one in path.iterdir()} if path.is_dir() else set()  # TensorFlow's error is of another type
     except FileNotFoundError:
         return set()
 

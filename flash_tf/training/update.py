@@ -141,7 +141,7 @@ def dropout_seed(seed: int, layer: int, draws: Tensor) -> Tensor:
       draws: Micro-batches that all replicas have drawn for before, an integer; its low 31 bits count.
     """
     first = ops.convert_to_tensor((seed * 1_000_003 + layer) % 2**31, "int32")
-    return ops.stack([first, ops.cast(draws % 2**31, "int32")])
+    return ops.stack([first, ops.cast(draws & (2**31 - 1), "int32")])
 
 
 def dropouts(model: keras.Model) -> list[keras.layers.Dropout]:

@@ -10,6 +10,8 @@ import threading
 
 import pytest
 import tensorflow as tf
+from etils import epath
+from etils.epath import gpath
 
 from flash_tf.training.owner import BEAT, OWNER, STALE, Owner
 from tests.training import runs
@@ -134,6 +136,11 @@ def test_an_owner_renews_its_record_and_stops_when_another_took_the_directory(fo
 
 def in_memory(path):
     """The files of a finished run in memory, which TensorFlow reads and writes as it does gs://."""
+    gpath._URI_SCHEMES |= {"ram"}
+    gpath._URI_PREFIXES = (*gpath._URI_PREFIXES, "ram://")
+    gpath._URI_MAP_ROOT["ram://"] = "/ram/"
+    gpath._PREFIX_TO_BACKEND["ram"] = gpath.backend_lib.tf_backend
+    epath.register_path_cls("ram://")(gpath.PosixGPath)
     runs.train(path, "ram://model")
     return tf.io.gfile.listdir("ram://model")
 

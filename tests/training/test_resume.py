@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import json
 import os
 import random
 import signal
@@ -10,10 +11,14 @@ import time
 
 import pytest
 import tensorflow as tf
+from etils import epath
 
-from flash_tf.data import token_cache
+from flash_tf.data import stored, token_cache
+from flash_tf.training import run_directory
+from flash_tf.training.owner import Owner
 from tests.training import runs
 
+PATH = type(epath.Path("."))
 CAUSAL = {"model": {"type": "causal_lm"}, "data": {"packing": "documents"}}
 
 
@@ -102,6 +107,20 @@ def half(call, args):
     kill()
 
 
+def begun(call, args):
+    """Writes the first half of a whole file."""
+    call(*args[:-1], args[-1][: len(args[-1]) // 2])
+    kill()
+
+
+def torn(call, args):
+    """Writes a part of some records."""
+    records, lines = args
+    with open(records._path, "a") as file:
+        file.write("".join(json.dumps(line) + "\n" for line in lines)[:-20])
+    kill()
+
+
 def before(call, args):
     kill()
 
@@ -119,11 +138,11 @@ def within(call, args):
 
 # The place where a run dies, how it dies, and at which visit of the place: between the two numbers.
 EARLY = [
-    (tf.io.gfile.GFile, "write", half, 1, 1),  # the owner
-    (tf.io.gfile.GFile, "write", half, 3, 3),  # the tokenizer
-    (tf.io.gfile, "rename", before, 2, 5),  # the tokenizer, the fingerprint, the config, the versions
-    (token_cache, "_write", half, 1, 2),
-    (token_cache, "_write", half, 3, 5),
+    (Owner, "_write", before, 1, 1),
+    (PATH, "write_bytes", begun, 1, 1),  # the tokenizer
+    (stored, "write", before, 1, 4),  # the claim, the fingerprint, the config, the versions
+    (token_cache, "write_whole", half, 1, 2),
+    (token_cache, "write_whole", half, 3, 5),
     (os, "replace", before, 1, 3),  # token files
 ]
 LATE = [
@@ -132,9 +151,9 @@ LATE = [
     (tf.train.Checkpoint, "write", before, 1, 2),
     *[(tf.train.Checkpoint, "write", within, 1, 2)] * 3,
     (tf.train.Checkpoint, "write", after, 1, 2),  # whole, but without a marker
-    (tf.io.gfile, "rename", before, 5, 6),  # a marker
-    *[(tf.io.gfile.GFile, "write", half, 5, 9)] * 2,  # metrics or a marker
-    (tf.io.gfile, "rmtree", before, 1, 2),  # an old checkpoint, whose marker is gone
+    (stored, "write", before, 4, 5),  # a marker
+    *[(run_directory.Records, "append", torn, 1, 3)] * 2,
+    (PATH, "rmtree", before, 1, 2),  # an old checkpoint, whose marker is gone
 ]
 
 

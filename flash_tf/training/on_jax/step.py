@@ -48,14 +48,16 @@ class Step:
         self.shardings = {name: of_weight(mesh, shape) for name, shape in shapes.items()}
         self.rows = of_rows(mesh)
         everywhere = PartitionSpec()
-        replica = jax.shard_map(
-            self._replica,
-            mesh=mesh,
-            in_specs=(everywhere, PartitionSpec(DATA), everywhere),
-            out_specs=(everywhere, everywhere),
-            axis_names={DATA},
-            check_vma=False,
-        )
+        replica = self._replica
+        if mesh.shape[DATA] > 1:  # XLA's partitioner refuses a sum over an axis of one device
+            replica = jax.shard_map(
+                replica,
+                mesh=mesh,
+                in_specs=(everywhere, PartitionSpec(DATA), everywhere),
+                out_specs=(everywhere, everywhere),
+                axis_names={DATA},
+                check_vma=False,
+            )
         options = {"compiler_options": {"xla_gpu_deterministic_ops": True} if config.train.deterministic else None}
         given = {**options, "in_shardings": (self.shardings, self.rows, None)}
         self.run = jax.jit(replica, donate_argnums=0, out_shardings=(self.shardings, None), **given)
@@ -99,16 +101,13 @@ class Step:
     def _replica(self, state, batch, step):
         """The step on one replica."""
         optimizer, train, replicas = self.config.optimizer, self.config.train, self.mesh.shape[DATA]
-        replica = jax.lax.axis_index(DATA).astype(jnp.uint32)
+        several = replicas > 1
+        replica = jax.lax.axis_index(DATA).astype(jnp.uint32) if several else jnp.uint32(0)
         draws = (step * replicas + replica) * train.accumulate
         sums = update.accumulated(lambda part, i: self._gradients(state, part, draws + i), batch, train.accumulate)
+        total = lambda values: jax.lax.psum(values, DATA) if several else values  # noqa: E731
         gradients, norm, loss, tokens = update.clipped_mean(
-            optimizer.clip,
-            *sums,
-            total=lambda values: jax.lax.psum(values, DATA),
-            norm_of=_norm,
-            replicas=replicas,
-            names=list(self._trained),
+            optimizer.clip, *sums, total=total, norm_of=_norm, replicas=replicas, names=list(self._trained)
         )
         rate = update.learning_rate(optimizer, train.steps, step)
         new, corrections = dict(state), update.corrections(optimizer, step)
@@ -120,7 +119,8 @@ class Step:
 
     def _gradients(self, state, batch, draws):
         """Gradients of the summed loss, the summed loss, and the number of predicted tokens."""
-        batch = {name: jax.lax.with_sharding_constraint(x, PartitionSpec(FSDP)) for name, x in batch.items()}
+        rows = PartitionSpec(FSDP) if self.mesh.shape[DATA] > 1 else self.rows
+        batch = {name: jax.lax.with_sharding_constraint(x, rows) for name, x in batch.items()}
         seeds = [
             update.dropout_seed(self.config.train.seed, i, draws).astype(v.dtype) for i, v in enumerate(self._seeds)
         ]
