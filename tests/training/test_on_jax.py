@@ -129,7 +129,7 @@ def test_two_processes_equal_one_and_go_on_alone_after_one_was_killed(folder, tm
         tmp_path, train={**SIZES, "steps": 1500, "checkpoint_every": 100, "keep": 99}, evaluation={"every": None}
     )
     overrides = ["strategy.type=jax", "train.steps_per_loop=10"]
-    assert jax_child.train([path, str(tmp_path / "one"), overrides, None]) == [""]
+    assert jax_child.train([path, str(tmp_path / "one"), overrides, None], devices=2) == [""]
     two, ports = tmp_path / "two", free_ports()
     workers = [f"127.0.0.1:{port}" for port in ports]
     both = [[*overrides, f"strategy.workers={workers}", f"strategy.index={i}"] for i in range(2)]
@@ -142,7 +142,7 @@ def test_two_processes_equal_one_and_go_on_alone_after_one_was_killed(folder, tm
     out, err = first.communicate(timeout=120)
     second.communicate()
     assert "worker 1 no longer answers" in out + err
-    assert jax_child.train([path, str(two), overrides, None]) == [""]
+    assert jax_child.train([path, str(two), overrides, None], devices=2) == [""]
     assert_same_curve(two, tmp_path / "one")
 
 
