@@ -1,11 +1,19 @@
-"""One process for all exports, which has TensorFlow and TF-Text alone."""
+"""One process for all exports, which has TensorFlow and TF-Text alone; signals that all processes hear."""
 
 import pickle
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def heard():
+    """A shell ignores SIGINT for work in the background, and commands ignore what their parent ignores."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -144,7 +144,7 @@ def test_a_wrong_override_is_refused_with_the_reason(path, override, message):
     ("optimizer.clip={scope: global, norms: 1}", "optimizer: clip has no option 'norms'; did you mean 'norm'?"),
     ("optimizer.clip={scope: global}", "optimizer: clip needs norm"),
     ("optimizer.clip.scope=everywhere", "optimizer: clip: scope must be one of 'replica', 'global',"
-                                        " got 'everywhere' (str)"),
+                                        " 'layer', got 'everywhere' (str)"),
     ("train.steps=true", "train: steps must be int, got True (bool)"),
     ("train.steps=many", "train: steps must be int, got 'many' (str)"),
     ("train=3", "train must be a mapping, got 3"),
