@@ -25,10 +25,15 @@ def make_strategy(config: StrategyConfig, report: Callable[[str], None]) -> tf.d
       ValueError: The devices are not there.
       OSError: A worker did not come; see `workers.join`.
     """
-    if config.type == "jax":
-        raise ValueError("strategy.type jax is for `flash-tf train` alone: set strategy.type=one_device here")
+    check_tensorflow(config)
     made = {"one_device": _one_device, "mirrored": _mirrored, "multi_worker": _multi_worker, "tpu": _tpu}
     return made[config.type](config, report)
+
+
+def check_tensorflow(config: StrategyConfig) -> None:
+    """Raises a ValueError for the strategy of the trainer on JAX."""
+    if config.type == "jax":
+        raise ValueError("strategy.type jax is for `flash-tf train` alone: set strategy.type=one_device here")
 
 
 def has_gpu() -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from flash_tf import config as configs
 from flash_tf.training import loop, preflight, run_directory
 from flash_tf.training.progress import Progress
+from flash_tf.training.strategy import check_tensorflow
 
 OPEN, CLOSE = "[{", "]}"
 
@@ -37,6 +38,7 @@ def sweep(name: str, overrides: Iterable[str], folder: str, progress: Progress) 
     values = [{key: one[key] for key in varied} for one in combinations]
     folders = [f"{folder}/{','.join(f'{key}={value}' for key, value in one.items())}" for one in values]
     for experiment, model_dir in zip(experiments, folders, strict=True):
+        check_tensorflow(experiment.strategy)
         preflight.check(experiment, model_dir)
     rows = []
     for chosen, experiment, model_dir in zip(values, experiments, folders, strict=True):
