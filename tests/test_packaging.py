@@ -1,5 +1,6 @@
 """What a user gets from a wheel."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -58,3 +59,9 @@ def test_help_answers_without_importing_tensorflow():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "fill-mask" in done.stdout
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("requirements/*.txt")), ids=lambda path: path.stem)
+def test_a_lock_file_pins_packages_of_the_index_alone(path):
+    lines = [line.partition("  #")[0] for line in path.read_text().splitlines() if not line.startswith("#")]
+    assert lines and not [line for line in lines if not re.fullmatch(r"[\w.-]+==[\w.+!-]+", line)]
