@@ -1,5 +1,6 @@
 """Labelled examples that a generator makes: rows of token ids with a label at some of them."""
 
+import abc
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -41,10 +42,10 @@ class Draws:
         return found
 
 
-class Generated:
+class Generated(abc.ABC):
     """A source of made-up examples. The splits draw from streams of their own.
 
-    A subclass defines `words`, and `make` or `made`.
+    A subclass defines `words` and `records`.
 
     Args:
       train: Examples of the training split.
@@ -70,17 +71,9 @@ class Generated:
         """The source's name in YAML, for messages."""
         return type(self).__module__.rpartition(".")[2]
 
-    def make(self, draws: Draws, count: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Some examples: for each the indices of its words, and the index of each word's label or `NONE`.
-
-        A label is what to predict after reading the word and all words before it.
-        """
-        raise NotImplementedError
-
-    def made(self, draws: Draws, count: int) -> Iterator[dict[str, Any]]:
-        """Some examples as records: `token_ids` and `labels`, int64 `[length]`, or a task's own keys."""
-        for words, labels in self.make(draws, count):
-            yield {"token_ids": words + FIRST, "labels": np.where(labels == NONE, NONE, labels + FIRST)}
+    @abc.abstractmethod
+    def records(self, draws: Draws, count: int) -> Iterator[dict[str, Any]]:
+        """Some examples, with a task's own keys."""
 
     def shards(self, split: str) -> list[str]:
         """Names of the shards, each with up to `SHARD_EXAMPLES` examples."""
@@ -91,7 +84,7 @@ class Generated:
         """The examples of a shard."""
         index = self.shards(split).index(shard)
         count = min(SHARD_EXAMPLES, getattr(self, split) - index * SHARD_EXAMPLES)
-        yield from self.made(Draws(self.seed, SPLITS.index(split), index), count)
+        yield from self.records(Draws(self.seed, SPLITS.index(split), index), count)
 
     def identity(self) -> dict:
         """The source's name and options."""
@@ -101,3 +94,19 @@ class Generated:
         for name, value in options.items():
             if value < 1:
                 raise ValueError(f"{self.name} needs {name} of 1 or more, got {value}")
+
+
+class LabelledWords(Generated):
+    """A source of texts whose words have labels. A subclass defines `words` and `make`."""
+
+    @abc.abstractmethod
+    def make(self, draws: Draws, count: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Some examples: for each the indices of its words, and the index of each word's label or `NONE`.
+
+        A label is what to predict after reading the word and all words before it.
+        """
+
+    def records(self, draws: Draws, count: int) -> Iterator[dict[str, Any]]:
+        """Some examples as `token_ids` and `labels`, int64 `[length]`."""
+        for words, labels in self.make(draws, count):
+            yield {"token_ids": words + FIRST, "labels": np.where(labels == NONE, NONE, labels + FIRST)}

@@ -13,9 +13,9 @@ from flash_tf.data.stream import WindowStream
 from flash_tf.data.tokenizer import Tokenizer
 from flash_tf.training import run_directory
 from flash_tf.training.checkpoints import Checkpoints
-from flash_tf.training.inputs import make_cache, make_packing, prepared_text
+from flash_tf.training.inputs import make_cache, make_packing, make_tokenizer, prepared_text
 from flash_tf.training.progress import Progress
-from flash_tf.training.restore import check_tokenizer
+from flash_tf.training.restore import check_tokenizer, starting_model
 from flash_tf.training.tasks import TaskObjective
 
 
@@ -134,6 +134,24 @@ class Run:
         if not self.chief:
             return contextlib.nullcontext()
         return run_directory.begun(self.model_dir, self.config, self.tokenizer.fingerprint)
+
+
+def enter(
+    config: Config,
+    model_dir: str,
+    checkpoints: Checkpoints,
+    *,
+    chief: bool,
+    extends: bool,
+    report: Callable[[str], None],
+) -> tuple[keras.Model | None, Tokenizer]:
+    """Claims the folder of a run. Returns the model that it starts from, of a new run alone, and its tokenizer."""
+    start = None
+    if config.init_from is not None and not checkpoints.steps():
+        start = starting_model(config.init_from, report)
+    if chief:
+        run_directory.claim(model_dir, config, extends)
+    return start, make_tokenizer(config, model_dir, chief=chief, report=report)
 
 
 def begin_from(run: Run, start: keras.Model) -> None:

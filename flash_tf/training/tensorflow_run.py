@@ -14,14 +14,12 @@ from flash_tf.data.prepared_input import PreparedStream
 from flash_tf.data.sources import SOURCES
 from flash_tf.data.sources.prepared import PreparedText
 from flash_tf.data.stream import WindowStream
-from flash_tf.training import modelling, run_directory
+from flash_tf.training import modelling
 from flash_tf.training.checkpoints import Checkpoints
 from flash_tf.training.evaluator import per_replica
-from flash_tf.training.inputs import make_tokenizer
 from flash_tf.training.optimizer import AdamW
 from flash_tf.training.progress import Progress
-from flash_tf.training.restore import starting_model
-from flash_tf.training.run import Run, begin_from, check_batch, resume
+from flash_tf.training.run import Run, begin_from, check_batch, enter, resume
 from flash_tf.training.strategy import hosts, is_chief
 from flash_tf.training.tasks import objective_of
 from flash_tf.training.trainer import Trainer, TrainStep, uses_xla
@@ -71,12 +69,8 @@ def open_run(
     check_batch(config, strategy.num_replicas_in_sync, "replicas")
     check_hosts(config, strategy)
     checkpoints = Checkpoints(f"{model_dir}/checkpoints", progress.line)
-    start = None
-    if config.init_from is not None and not checkpoints.steps():
-        start = starting_model(config.init_from, progress.line)
-    if is_chief(strategy):
-        run_directory.claim(model_dir, config, extends)
-    tokenizer = make_tokenizer(config, model_dir, chief=is_chief(strategy), report=progress.line)
+    chief = is_chief(strategy)
+    start, tokenizer = enter(config, model_dir, checkpoints, chief=chief, extends=extends, report=progress.line)
     keras.utils.set_random_seed(config.train.seed)
     with strategy.scope():
         model = modelling.make_model(config)
@@ -93,7 +87,7 @@ def open_run(
         model=model,
         optimizer=optimizer,
         step=step,
-        chief=is_chief(strategy),
+        chief=chief,
         checkpoints=checkpoints,
         replicas=strategy.num_replicas_in_sync,
     )

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from flash_tf.data.generated import NONE, Draws, Generated
+from flash_tf.data.generated import NONE, Draws, LabelledWords
 from flash_tf.data.sources import SOURCES
 
 
 @SOURCES.register("copying")
-class Copying(Generated):
+class Copying(LabelledWords):
     """Words among blanks, then as many markers, to be answered by the words in their order.
 
         selective: . c . . a b . . ? ? ?      not selective: c a b . . . . . ? ? ?

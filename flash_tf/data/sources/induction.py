@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from flash_tf.data.generated import NONE, Draws, Generated
+from flash_tf.data.generated import NONE, Draws, LabelledWords
 from flash_tf.data.sources import SOURCES
 
 
 @SOURCES.register("induction")
-class Induction(Generated):
+class Induction(LabelledWords):
     """Random words, and a marker at a random place and again at the end: what followed it the first time?
 
         c a d ! b a c d b !

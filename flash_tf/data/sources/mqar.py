@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from flash_tf.data.generated import NONE, Draws, Generated
+from flash_tf.data.generated import NONE, Draws, LabelledWords
 from flash_tf.data.sources import SOURCES
 
 
 @SOURCES.register("mqar")
-class Mqar(Generated):
+class Mqar(LabelledWords):
     """Pairs of a key and a value, then each key once more, to be answered by its value (Arora et al., Zoology).
 
         k1 v1 k2 v2 k3 v3  0  0 k2  0 k1  0  0  0 k3  0

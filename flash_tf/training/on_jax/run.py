@@ -9,15 +9,13 @@ import keras
 from flash_tf import model_stats
 from flash_tf.config import Config
 from flash_tf.data.prepared import PreparedWindows
-from flash_tf.training import modelling, run_directory
-from flash_tf.training.inputs import make_tokenizer
+from flash_tf.training import modelling
 from flash_tf.training.on_jax.checkpoints import Place, ShardedCheckpoints
 from flash_tf.training.on_jax.mesh import DATA, make_mesh
 from flash_tf.training.on_jax.step import State, Step
 from flash_tf.training.on_jax.trainer import Trainer
 from flash_tf.training.progress import Progress
-from flash_tf.training.restore import starting_model
-from flash_tf.training.run import Run, begin_from, check_batch, open_stream, resume
+from flash_tf.training.run import Run, begin_from, check_batch, enter, open_stream, resume
 from flash_tf.training.tasks import objective_of
 
 
@@ -54,12 +52,7 @@ def open_run(config: Config, model_dir: str, progress: Progress, extends: bool =
     mesh, chief = make_mesh(config.strategy), jax.process_index() == 0
     check_batch(config, mesh.size, "devices")
     checkpoints = ShardedCheckpoints(f"{model_dir}/checkpoints", progress.line, chief)
-    start = None
-    if config.init_from is not None and not checkpoints.steps():
-        start = starting_model(config.init_from, progress.line)
-    if chief:
-        run_directory.claim(model_dir, config, extends)
-    tokenizer = make_tokenizer(config, model_dir, chief=chief, report=progress.line)
+    start, tokenizer = enter(config, model_dir, checkpoints, chief=chief, extends=extends, report=progress.line)
     random.seed(config.train.seed)  # from which Keras takes the seeds of initializers
     with model_stats.without_weights():
         model = modelling.make_model(config)
