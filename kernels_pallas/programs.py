@@ -16,7 +16,7 @@ from pathlib import Path
 import keras
 
 from kernels_pallas.sizes import Sizes, results
-from kernels_xla.common import accelerator
+from kernels_xla.common import accelerator, nvidia
 from kernels_xla.common.spec import Tensor
 
 HOME = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "flash-tf" / "pallas"  # noqa: TID251
@@ -30,7 +30,6 @@ sys.path.append(sys.argv[1])  # last, because that folder may have another JAX
 from kernels_pallas.lower import main
 main(*sys.argv[2:])
 """
-HOPPER = (9, 0)
 
 
 def run(name: str, m: Sizes, *tensors: Tensor) -> list[Tensor]:
@@ -43,33 +42,13 @@ def run(name: str, m: Sizes, *tensors: Tensor) -> list[Tensor]:
         from kernels_pallas import chunk_kernels
 
         return chunk_kernels.launch(name, m, *tensors)
-    import tensorflow as tf
-    from tensorflow.compiler.tf2xla.python import xla
-
-    shapes, dtypes = zip(*results(name, m), strict=True)
-    # 10 is the calling convention: one platform, so no argument that says which.
-    options = {"version": 10, "platforms": ["CUDA"], "function_list": []}
-    types = [tf.dtypes.as_dtype(dtype) for dtype in dtypes]
-    return xla.call_module(tensors, module=_program(name, m), Sout=shapes, Tout=types, **options)
-
-
-def capability() -> tuple[int, int] | None:
-    """The compute capability of the backend's first GPU; None without one."""
-    if keras.config.backend() == "jax":
-        import jax
-
-        found = [device for device in jax.devices() if device.platform == "gpu"]
-        return tuple(map(int, found[0].compute_capability.split("."))) if found else None
-    import tensorflow as tf
-
-    gpus = tf.config.get_visible_devices("GPU")
-    return tf.config.experimental.get_device_details(gpus[0]).get("compute_capability") if gpus else None
+    return nvidia.call(_program(name, m), list(tensors), results(name, m))
 
 
 def obstacle(names: list[str], m: Sizes) -> str | None:
     """What the kernels need here and what there is instead, or None if they run."""
-    found = None if accelerator.traced_elsewhere() else capability()
-    if found is None or found < HOPPER:
+    found = None if accelerator.traced_elsewhere() else nvidia.capability()
+    if found is None or found < nvidia.HOPPER:
         got = "none" if found is None else ".".join(map(str, found))
         return f"an NVIDIA GPU of compute capability 9.0 or more, got {got}"
     if keras.config.backend() == "jax":

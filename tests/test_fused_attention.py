@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 from keras import ops
 
-from kernels_xla.common import accelerator, cudnn
+from kernels_xla.common import accelerator, cudnn, nvidia
 from kernels_xla.softmax_attention import SPEC, softmax_attention
 from tests.backends import call, differentiate
 from tests.numerics import BFLOAT16, BFLOAT16_LAYER, FLOAT32, SIZES, inputs, masks, relative_error
 from tests.oracles import CASES
 
 ON_JAX = keras.config.backend() == "jax"
-HAS_KERNEL = not ON_JAX and cudnn.runs_here()
+HAS_KERNEL = not ON_JAX and (nvidia.capability() or (0, 0)) >= nvidia.AMPERE
 SHAPE = (2, 256, 4, 64)
 
 
@@ -57,13 +57,18 @@ def test_the_kernel_in_tensorflow_is_ours_in_value_and_every_gradient(n, causal,
 
 
 @pytest.mark.skipif(ON_JAX or HAS_KERNEL, reason="asks TensorFlow without the kernel")
-def test_tensorflow_reads_the_programs_and_lacks_only_the_gpu():
+@pytest.mark.parametrize("causal", [False, True])
+def test_tensorflow_reads_the_programs_and_lacks_only_the_gpu(causal):
     import tensorflow as tf
 
-    q = tf.zeros(SHAPE, tf.bfloat16)
-    for causal in (False, True):
+    q, sums = tf.zeros(SHAPE, tf.bfloat16), tf.zeros((2, 4, 256))
+    own, of_sums = (SHAPE, "bfloat16"), (sums.shape, "float32")
+    forward = cudnn.FORWARD, cudnn.FORWARD_PRODUCTS, [q, q, q], [own, of_sums]
+    backward = cudnn.BACKWARD, cudnn.BACKWARD_PRODUCTS, [q, q, q, sums, q, q], [own] * 3
+    for text, products, operands, results in (forward, backward):
+        program = cudnn.program(text, products, SHAPE, "bfloat16", causal)
         with pytest.raises(tf.errors.OpError, match=r"platform CPU is not among the platforms required .*CUDA"):
-            tf.function(lambda q: cudnn.attention(q, q, q, causal), jit_compile=True)(q)  # noqa: B023
+            tf.function(lambda *given: nvidia.call(program, list(given), results), jit_compile=True)(*operands)  # noqa: B023
 
 
 def test_other_masks_and_wider_values_are_not_left_to_it(fuses, monkeypatch):
@@ -83,8 +88,7 @@ def test_a_cpu_has_no_such_kernel():
 
 @pytest.fixture
 def on_gpu(monkeypatch):
-    monkeypatch.setattr(keras.distribution, "list_devices", lambda: ["gpu:0"])
-    monkeypatch.setattr(cudnn, "runs_here", lambda: True)
+    monkeypatch.setattr(nvidia, "capability", lambda: (8, 0))
 
 
 def test_it_is_asked_of_a_gpu_for_what_cudnn_takes(on_gpu):

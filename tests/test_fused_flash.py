@@ -9,6 +9,7 @@ from keras import ops
 
 from flash_tf.layers import MixedChunkAttention
 from kernels_pallas import flash, programs, sizes
+from kernels_xla.common import nvidia
 from kernels_xla.flash.attention import mixed_chunk_attention
 from tests import backends, tiers
 from tests.numerics import ALIVE, BFLOAT16_FACTOR, FLOAT32, errors, masks
@@ -145,7 +146,7 @@ def test_one_line_says_what_they_need():
         MixedChunkAttention(implementation="cuda")
 
 
-@pytest.mark.skipif((programs.capability() or (0, 0)) < programs.HOPPER, reason="needs an NVIDIA GPU from Hopper on")
+@pytest.mark.skipif((nvidia.capability() or (0, 0)) < nvidia.HOPPER, reason="needs an NVIDIA GPU from Hopper on")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("causal", "b", "n"), [(True, 6, 2048), (True, 2, 1000), (False, 2, 1000)])
 def test_a_layer_on_a_gpu_trains_with_them_as_with_einsums(causal, b, n, layout):

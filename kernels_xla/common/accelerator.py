@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import keras
 
-from kernels_xla.common import cudnn
+from kernels_xla.common import nvidia
 
 _chosen: list[str] = []
 
@@ -60,5 +60,4 @@ def fuses_attention(shape: tuple[int | None, ...], dtype) -> bool:
         return False
     if keras.config.is_flash_attention_enabled() is False:
         return False
-    gpu = any(name.startswith(("gpu", "cuda")) for name in keras.distribution.list_devices())
-    return gpu and (keras.config.backend() == "jax" or cudnn.runs_here())
+    return (nvidia.capability() or (0, 0)) >= nvidia.AMPERE

@@ -9,6 +9,7 @@ import json
 import keras
 from keras import ops
 
+from kernels_xla.common import nvidia
 from kernels_xla.common.spec import Tensor
 
 # The kernel's results are [b, h, n, s], in memory [b, n, h, s]; the last one is its workspace.
@@ -58,14 +59,6 @@ BACKWARD_PRODUCTS = {
 KINDS = {"bfloat16": "bf16", "float16": "f16"}
 
 
-def runs_here() -> bool:
-    """Whether TensorFlow's first GPU has the kernel: from Ampere on."""
-    import tensorflow as tf
-
-    gpus = tf.config.list_physical_devices("GPU")
-    return bool(gpus) and tf.config.experimental.get_device_details(gpus[0]).get("compute_capability", (0,)) >= (8, 0)
-
-
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     """Softmax attention over all pairs, or over the pairs j <= i, with its gradient.
 
@@ -80,29 +73,19 @@ def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     """
     if keras.config.backend() == "jax":
         return ops.dot_product_attention(q, k, v, is_causal=causal)
-    import tensorflow as tf
-    from tensorflow.compiler.tf2xla.python import xla
+    shape, dtype = tuple(q.shape), keras.backend.standardize_dtype(q.dtype)
+    own, sums = (shape, dtype), ((shape[0], shape[2], shape[1]), "float32")
 
-    shape, dtype = tuple(q.shape), q.dtype
-    sums = (shape[0], shape[2], shape[1])
-
-    def call(module, operands, shapes, dtypes):
-        # 10 is the calling convention: one platform, so no argument that says which.
-        options = {"version": 10, "platforms": ["CUDA"], "function_list": []}
-        return xla.call_module(operands, module=module, Sout=shapes, Tout=dtypes, **options)
-
-    @tf.custom_gradient
     def attend(q, k, v):
-        module = program(FORWARD, FORWARD_PRODUCTS, shape, dtype.name, causal)
-        out, logarithms = call(module, [q, k, v], [shape, sums], [dtype, tf.float32])
+        out, logarithms = nvidia.call(program(FORWARD, FORWARD_PRODUCTS, shape, dtype, causal), [q, k, v], [own, sums])
 
         def gradient(dout):
-            module = program(BACKWARD, BACKWARD_PRODUCTS, shape, dtype.name, causal)
-            return call(module, [q, k, v, logarithms, dout, out], [shape] * 3, [dtype] * 3)
+            backward = program(BACKWARD, BACKWARD_PRODUCTS, shape, dtype, causal)
+            return nvidia.call(backward, [q, k, v, logarithms, dout, out], [own] * 3)
 
         return out, gradient
 
-    return attend(q, k, v)
+    return ops.custom_gradient(attend)(q, k, v)
 
 
 def program(text: str, products: dict, shape: tuple[int, int, int, int], dtype: str, causal: bool) -> str:

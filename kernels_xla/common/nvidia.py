@@ -1,0 +1,41 @@
+"""What an NVIDIA GPU alone can run: how capable it is, and programs with its kernels as operations of TensorFlow."""
+
+import keras
+
+from kernels_xla.common.spec import Tensor
+
+AMPERE, HOPPER = (8, 0), (9, 0)
+
+
+def capability() -> tuple[int, int] | None:
+    """The compute capability of the backend's first GPU; None without an NVIDIA one."""
+    if keras.config.backend() == "jax":
+        import jax
+
+        found = [device for device in jax.devices() if device.device_kind.startswith("NVIDIA")]
+        return tuple(map(int, found[0].compute_capability.split("."))) if found else None
+    import tensorflow as tf
+
+    gpus = tf.config.get_visible_devices("GPU")
+    return tf.config.experimental.get_device_details(gpus[0]).get("compute_capability") if gpus else None
+
+
+def call(program: str | bytes, operands: list[Tensor], results: list[tuple[tuple[int, ...], str]]) -> list[Tensor]:
+    """Runs a StableHLO program in TensorFlow, on an NVIDIA GPU.
+
+    Args:
+      program: The program, as text or serialized.
+      operands: Its inputs, of static shapes.
+      results: Shape and dtype of each output.
+
+    Returns:
+      The outputs.
+    """
+    import tensorflow as tf
+    from tensorflow.compiler.tf2xla.python import xla
+
+    shapes, dtypes = zip(*results, strict=True)
+    # 10 is the calling convention: one platform, so no argument that says which.
+    options = {"version": 10, "platforms": ["CUDA"], "function_list": []}
+    types = [tf.dtypes.as_dtype(dtype) for dtype in dtypes]
+    return xla.call_module(operands, module=program, Sout=shapes, Tout=types, **options)
