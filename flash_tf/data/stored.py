@@ -1,6 +1,7 @@
 """Files on a disk or in a bucket, for programs with and without TensorFlow."""
 
 import os
+import re
 import uuid
 from typing import Any
 
@@ -39,6 +40,13 @@ def write(path: str, data: Any) -> None:
         if os.path.exists(partial):
             os.remove(partial)
         raise
+
+
+def remove_partial(folder: str) -> None:
+    """Removes what killed processes left of files that `write` began in a folder that no other process writes to."""
+    for name in names(folder):
+        if re.fullmatch(r"\..+\.[0-9a-f]{8}\.partial", name):
+            remove(f"{folder}/{name}")
 
 
 def names(folder: str) -> set[str]:

@@ -67,6 +67,10 @@ def claim(model_dir: str, config: configs.Config, extends: bool = False) -> None
     run = _run(model_dir)
     if run:
         _compare(model_dir, run, _fingerprint(config), extends)
+    checkpoints = f"{model_dir}/checkpoints"
+    for folder in (model_dir, *(f"{checkpoints}/{name}" for name in stored.names(checkpoints))):
+        stored.remove_partial(folder)  # of a process that was killed
+    if run:
         return
     epath.Path(model_dir).mkdir(parents=True, exist_ok=True)
     _write(f"{model_dir}/{RUN}", "{}\n")

@@ -6,7 +6,10 @@ import signal
 
 import pytest
 
+from flash_tf import config
+from flash_tf.data import stored
 from flash_tf.data.tokenizer import Tokenizer
+from flash_tf.training import modelling, run_directory
 from tests.training import runs
 from tests.training.test_bad_input import contents, one_line, train
 
@@ -96,3 +99,19 @@ def test_the_same_config_goes_on_with_what_may_change(copy):
     shutil.rmtree(copy / "model/checkpoints")
     (copy / "model/metrics.jsonl").unlink()
     assert "holds a run with train.seed = 0, this one has 1" in refused(copy, "train.seed=1")
+
+
+def killed_while_writing(path):
+    os.replace = lambda *paths: os.kill(os.getpid(), signal.SIGKILL)
+    stored.write(path, b"{}")
+
+
+def test_what_a_killed_process_left_of_a_file_goes_with_the_next_claim(copy):
+    model_dir = copy / "model"
+    for name in ("run.json", "checkpoints/step-00000002/complete.json"):
+        assert runs.in_child(killed_while_writing, str(model_dir / name)) is None
+    (model_dir / ".notes.partial").write_text("a user's")
+    names = lambda: sorted(path.name.split(".")[1] for path in model_dir.rglob("*.partial"))  # noqa: E731
+    assert names() == ["complete", "notes", "run"]
+    run_directory.claim(str(model_dir), modelling.with_masking(config.load(str(copy / "config.yaml"))))
+    assert names() == ["notes"]
