@@ -26,7 +26,7 @@ def describe(config: Config, model: keras.Model, predicted: int) -> dict:
       `training_flops_per_token` (three times as many; causal attention counts half, recomputation does not count);
       `decode_state_bytes` of one sequence of this length, in bfloat16 with float32 sums, null if the model does not
       decode; `activation_bytes_per_step`, an estimate for the global batch; `weight_and_optimizer_bytes`, in float32,
-      with weights that are not trained.
+      with weights that are not trained; `hosts`, the addresses of `strategy.workers`, null if the config names none.
     """
     n, tokenizer = config.data.sequence_length, config.data.tokenizer
     forward = model.flops(n, predicted) / n
@@ -45,6 +45,7 @@ def describe(config: Config, model: keras.Model, predicted: int) -> dict:
         "decode_state_bytes": model.decode_state_bytes(n),
         "activation_bytes_per_step": config.batch_size * model.activation_bytes(n, predicted, itemsize),
         "weight_and_optimizer_bytes": weight_and_optimizer_bytes(model),
+        "hosts": workers if isinstance(workers := config.strategy.workers, list) else None,
     }
 
 
@@ -87,6 +88,8 @@ def as_text(described: dict) -> str:
         ("activations", f"{_bytes(d['activation_bytes_per_step'])} a step over all replicas, estimated"),
         ("weights, optimizer", f"{_bytes(d['weight_and_optimizer_bytes'])} on each replica"),
     ]  # fmt: skip
+    if d["hosts"]:
+        rows.append(("hosts", f"{', '.join(d['hosts'])}, which were not asked"))
     return "\n".join(f"{name:<20}{value}" for name, value in rows)
 
 

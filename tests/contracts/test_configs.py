@@ -300,6 +300,14 @@ def test_decode_states_are_those_of_the_formulas():
         assert transformer.decode_state_bytes(n) == 12 * 3_072 * n + 4
 
 
+def test_hosts_of_a_strategy_are_named_and_said_not_to_be_asked():
+    workers = "strategy={type: multi_worker, workers: [a:1, b:2]}"
+    assert described("mlm_c4/flash")[2]["hosts"] is None
+    assert model_stats.as_text(described("mlm_c4/flash", [workers])[2]).endswith(
+        "hosts               a:1, b:2, which were not asked"
+    )
+
+
 def test_describing_holds_no_weights_back_for_a_later_model():
     _, model, _ = described("quickstart")
     with keras.StatelessScope():
