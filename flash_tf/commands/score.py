@@ -42,13 +42,12 @@ def add_arguments(parser) -> None:
 
 
 def run(args, log) -> None:
-    import tensorflow as tf
-
     from flash_tf import owned_files
+    from flash_tf.data.sources import text_files
     from flash_tf.scoring import Scorer, default_window
     from flash_tf.training.restore import restore
 
-    if not [path for path in tf.io.gfile.glob(owned_files.reachable(args.file)) if not tf.io.gfile.isdir(path)]:
+    if not text_files.sizes(owned_files.reachable(args.file)):
         raise ValueError(f"score needs a text file, and there is no {args.file!r}")
     texts = _pairs(args.file) if args.conditional else _documents(args)
     progress = log.progress()

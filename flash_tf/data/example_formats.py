@@ -23,7 +23,8 @@ def matching(globs: list[str], split: str, source: str) -> list[str]:
     """
     found = []
     for pattern in globs:
-        there = sorted(glob.glob(os.path.expanduser(pattern)))
+        path = os.path.expanduser(pattern)
+        there = [path] if os.path.isfile(path) else sorted(glob.glob(path))  # a name may have brackets
         if not there:
             raise ValueError(f"source {source!r} needs files for {split}, but {pattern!r} matches none")
         found += there

@@ -5,6 +5,7 @@ Both hold a flat dictionary, and any command reads both. TensorFlow and Orbax ar
 
 import os
 import re
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -95,9 +96,17 @@ class Arrays:
     def _open_tf(self):
         import tensorflow as tf
 
-        self._reader = tf.train.load_checkpoint(f"{self._folder}/{TENSORFLOW}")
+        self._reader = tf.train.load_checkpoint(f"{self._without_globs()}/{TENSORFLOW}")
         shapes = self._reader.get_variable_to_shape_map()
         return {name.removesuffix(SUFFIX): tuple(x) for name, x in shapes.items() if name.endswith(SUFFIX)}
+
+    def _without_globs(self):
+        """A path of the folder without characters of globs: TensorFlow takes the path of a checkpoint for a glob."""
+        if not owned_files.is_local(self._folder) or not re.search(r"[*?[\\]", self._folder):
+            return self._folder
+        folder = os.open(self._folder, os.O_RDONLY)
+        weakref.finalize(self, os.close, folder)  # its files are opened when an array is read
+        return f"/proc/self/fd/{folder}"
 
     def _of_tf(self, wanted):
         return {key: self._reader.get_tensor(key + SUFFIX) for key in wanted}

@@ -77,6 +77,11 @@ def test_a_file_that_cannot_be_read_is_named_with_its_line(tmp_path, name, conte
         ExampleFiles("none", "").shards("train")
 
 
+def test_a_file_whose_name_has_brackets_is_read(tmp_path):
+    (tmp_path / "a [1].jsonl").write_text('{"text": "good"}\n')
+    assert read(ExampleFiles(str(tmp_path / "a [1].jsonl"), "")) == [{"text": "good"}]
+
+
 def store(folder, name, features, **splits):
     """Writes a dataset of TFDS with its real features."""
     path, version = name.split(":")

@@ -191,6 +191,14 @@ def test_a_broken_compressed_file_is_an_error_that_names_it(tmp_path, pack, suff
             files(tmp_path).shards("train")
 
 
+def test_a_file_whose_name_has_brackets_is_read_and_a_folder_in_place_of_files_is_named(tmp_path):
+    (tmp_path / "vol [1].txt").write_text("Whales.\n")
+    path = str(tmp_path / "vol [1].txt")
+    assert read(SOURCES.build({"type": "text_files", "train": path, "validation": path})) == ["Whales.\n"]
+    with pytest.raises(ValueError, match=f"but '{tmp_path}' is a folder: its files are '{tmp_path}/.'"):
+        SOURCES.build({"type": "text_files", "train": str(tmp_path), "validation": path}).shards("train")
+
+
 def test_a_glob_without_files_and_a_file_that_vanishes_are_errors(tmp_path):
     with pytest.raises(ValueError, match="files for train, but '.*nothing.*' matches none"):
         files(tmp_path, "nothing*").shards("train")

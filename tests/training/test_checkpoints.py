@@ -118,6 +118,15 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before_and_says_so(ru
         np.testing.assert_array_equal(variable.numpy(), want[name].numpy())
 
 
+@pytest.mark.parametrize("name", ["betas=[0.9,0.95]", "a*b?", "back\\slash"])
+def test_a_folder_whose_name_has_the_characters_of_globs_keeps_checkpoints_that_can_be_read(tmp_path, name):
+    checkpoints = Checkpoints(str(tmp_path / name))
+    checkpoints.save(kept({"a": 1, "b": 2}), {"step": 1})
+    into = kept({"a": 0, "b": 0})
+    checkpoints.restore(into, 1)
+    assert [into[key].numpy()[0, 0] for key in "ab"] == [1, 2]
+
+
 def test_a_checkpoint_without_a_marker_does_not_count(run, copy):
     (newest(copy) / MARKER).unlink()
     checkpoints = Checkpoints(str(copy / "checkpoints"))

@@ -149,20 +149,30 @@ class StoredBytes(io.RawIOBase):
         super().close()
 
 
+def sizes(glob: str) -> dict[str, int]:
+    """The files that match a glob, in the order of their paths, with their bytes. A path that exists is no glob."""
+    import tensorflow as tf
+
+    path = os.path.expanduser(glob)
+    found = [path] if tf.io.gfile.exists(path) else sorted(tf.io.gfile.glob(path))
+    stats = {path: tf.io.gfile.stat(path) for path in found}
+    return {path: stat.length for path, stat in stats.items() if not stat.is_directory}
+
+
 def _matches(split: str, glob: str) -> dict[str, int]:
     import tensorflow as tf
 
     try:
-        stats = {path: tf.io.gfile.stat(path) for path in sorted(tf.io.gfile.glob(os.path.expanduser(glob)))}
+        found, folder = sizes(glob), tf.io.gfile.isdir(os.path.expanduser(glob))
     except tf.errors.OpError as error:
         raise OSError(f"the files {glob} for {split} cannot be listed: {error.message}") from None
-    sizes = {path: stat.length for path, stat in stats.items() if not stat.is_directory}
-    if not sizes:
-        raise ValueError(f"source 'text_files' needs files for {split}, but {glob!r} matches none")
-    for path, size in sizes.items():
+    if not found:
+        got = f"is a folder: its files are {glob.rstrip('/') + '/*'!r}" if folder else "matches none"
+        raise ValueError(f"source 'text_files' needs files for {split}, but {glob!r} {got}")
+    for path, size in found.items():
         if not size:
             raise ValueError(f"{path} is empty")
-    return sizes
+    return found
 
 
 def _opener(path: str) -> Callable[..., IO[bytes]] | None:
