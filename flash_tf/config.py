@@ -157,7 +157,7 @@ class StrategyConfig:
     type: Literal["one_device", "mirrored", "multi_worker", "tpu", "jax"] = "one_device"
     tpu: str = "local"  # TPU name; "local" on a TPU VM
     devices: list[str] | None = None  # for mirrored; null: all GPUs, or the CPUs
-    mesh: dict | None = None  # for jax: devices on the axes data and fsdp; null: all on data
+    mesh: dict | None = None  # for jax: devices on the axes data, fsdp, model and sequence; null: all on data
     # For multi_worker and jax: host:port of each worker; null: from TF_CONFIG, or for jax one process.
     workers: list[str] | Literal["auto"] | None = None  # auto, for jax: as a TPU pod or Slurm says
     index: int = 0  # for multi_worker and jax: the number of this worker
@@ -174,8 +174,9 @@ class StrategyConfig:
             if isinstance(listed, list) and (not listed or len(set(listed)) < len(listed)):
                 raise ValueError(f"strategy.{name} needs one or more entries, each another, or null, got {listed}")
         self._check_workers()
-        if not all(axis in ("data", "fsdp") and type(n) is int and n > 0 for axis, n in (self.mesh or {}).items()):
-            raise ValueError(f"strategy.mesh needs numbers of devices for data and fsdp, got {self.mesh}")
+        axes = ("data", "fsdp", "model", "sequence")
+        if not all(axis in axes and type(n) is int and n > 0 for axis, n in (self.mesh or {}).items()):
+            raise ValueError(f"strategy.mesh needs numbers of devices for any of {', '.join(axes)}, got {self.mesh}")
         _positive(self, "strategy", "join_timeout")
 
     def _check_workers(self):

@@ -1,5 +1,7 @@
 """The head's loss in blocks, against float64 NumPy."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ from kernels_xla.common.cross_entropy import cross_entropy
 from tests import numerics
 from tests.backends import compiled, tensors, to_numpy, value_and_gradients
 
-T, D, V = 37, 12, 50
+T, D, V = 36, 12, 50
 
 
 def inputs(seed=0):
@@ -28,11 +30,12 @@ def oracle(x, table, bias, labels, weights):
     return {"value": loss, "x": surplus @ table, "table": surplus.T @ x, "bias": surplus.sum(axis=0)}
 
 
-def measured(block, dtype="float32", wrap=lambda f: f, cotangent=1.0):
+def measured(block, dtype="float32", wrap=lambda f: f, cotangent=1.0, devices=1):
     arrays, labels, weights = inputs()
     labels = keras.ops.convert_to_tensor(labels, "int32")
     weights = keras.ops.convert_to_tensor(weights, "float32")
-    loss = wrap(lambda x, table, bias, labels: cross_entropy(x, table, bias, labels, weights, block=block))
+    in_blocks = functools.partial(cross_entropy, block=block, devices=devices)
+    loss = wrap(lambda x, table, bias, labels: in_blocks(x, table, bias, labels, weights))
     arguments = {**tensors(arrays, dtype), "labels": labels}
     value, gradients = value_and_gradients(
         lambda **given: loss(*(given[name] for name in arguments)), arguments, lambda shape: np.full(shape, cotangent)
@@ -49,6 +52,12 @@ def expected():
 @pytest.mark.parametrize("wrap", [lambda f: f, compiled], ids=["plain", "xla"])
 def test_value_and_gradients_equal_the_oracle_in_blocks_of_any_size(block, wrap):
     found = numerics.errors(measured(block, wrap=wrap), expected())
+    assert max(found.values()) < numerics.FLOAT32, found
+
+
+@pytest.mark.parametrize("block", [2, 100])
+def test_blocks_may_take_their_tokens_from_equal_parts(block):
+    found = numerics.errors(measured(block, devices=3), expected())
     assert max(found.values()) < numerics.FLOAT32, found
 
 

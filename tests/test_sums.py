@@ -6,6 +6,7 @@ from keras import ops
 
 from kernels_xla.common import accumulate
 from kernels_xla.common.chunking import GROUP, sum_of_earlier, sum_of_later
+from kernels_xla.common.sharding import by_device, divided
 from tests.backends import to_numpy
 from tests.numerics import FLOAT32, relative_error
 
@@ -35,6 +36,28 @@ def test_a_chunk_of_one_document_reads_all_earlier_ones_across_groups():
     x = np.random.default_rng(1).normal(size=[2, CHUNKS, 3]).astype("float32")
     got = to_numpy(sum_of_earlier(ops.convert_to_tensor(x)))
     assert relative_error(got, np.cumsum(x, axis=1) - x) < FLOAT32
+
+
+@pytest.mark.parametrize(("devices", "chunks"), [(3, 6), (8, 8), (2, 2 * 257), (2, 4 * GROUP), (4, 7)])
+def test_devices_that_divide_the_chunks_change_no_sum(devices, chunks):
+    x = np.random.default_rng(1).normal(size=[2, chunks, 3]).astype("float32")
+    documents = ops.convert_to_tensor(np.repeat(np.arange(1, chunks + 1), 2)[None, :chunks], "int32")
+    with divided(tokens=devices):
+        got = to_numpy(sum_of_earlier(ops.convert_to_tensor(x)))
+        packed = to_numpy(sum_of_earlier(ops.convert_to_tensor(x), documents, documents))
+    assert relative_error(got, np.cumsum(x, axis=1) - x) < FLOAT32
+    want = np.where(np.arange(chunks)[:, None] % 2, np.roll(x, 1, axis=1), 0)  # documents of two chunks
+    assert relative_error(packed, want) < FLOAT32
+
+
+def test_tokens_of_a_device_follow_one_another():
+    x = ops.reshape(ops.arange(24), (4, 6))
+    with divided(rows=2, tokens=3):
+        flat, devices = by_device(x)
+        assert by_device(x[:, :5])[1] == 1
+    assert devices == 6
+    assert to_numpy(flat)[:8].tolist() == [0, 1, 6, 7, 2, 3, 8, 9]  # of rows 0 and 1, then of the next device
+    assert to_numpy(by_device(x)[0]).tolist() == list(range(24))
 
 
 def test_a_sum_of_bfloat16_is_not_rounded_to_it():

@@ -8,6 +8,7 @@ from keras import ops
 from flash_tf.config import Config
 from flash_tf.data.masking import mask_tokens
 from kernels_xla.common.cross_entropy import cross_entropy
+from kernels_xla.common.sharding import by_device
 from kernels_xla.common.spec import Tensor
 
 if TYPE_CHECKING:
@@ -79,8 +80,8 @@ class Objective:
         """
         tokens, options, labels, weights = self.examples(batch, training=True)
         x = model.encode(tokens, **options, training=True)
-        x, labels, weights = (ops.reshape(t, (-1, *t.shape[2:])) for t in (x, labels, weights))
-        loss = cross_entropy(x, model.head_weights, model.output_bias, labels, weights)
+        (x, devices), (labels, _), (weights, _) = map(by_device, (x, labels, weights))
+        loss = cross_entropy(x, model.head_weights, model.output_bias, labels, weights, devices=devices)
         return loss, ops.sum(weights)
 
 

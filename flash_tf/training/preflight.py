@@ -14,7 +14,7 @@ from flash_tf.data.sources import SOURCES
 from flash_tf.data.sources.prepared import PreparedText
 from flash_tf.training import mirror, modelling, run_directory
 from flash_tf.training.inputs import make_packing, tokenizer_of_words, tokens_folder
-from flash_tf.training.tasks import Classification, objective_of
+from flash_tf.training.tasks import Classification, TaskObjective, objective_of
 
 SPECIAL = 5  # pad, eos, unk, mask and cls
 CHECKED = 1_000  # examples of each split; a mistake in later ones is found when their rows are made
@@ -53,6 +53,7 @@ def check_values(config: Config) -> tuple[Config, keras.Model]:
     if config.strategy.type == "jax":
         _check_jax(config)
     objective = objective_of(config)
+    _check_sequence(config, objective)
     _check_data(config.data, objective, objective.encoder_of(config, None) is not None)
     if (metric := config.evaluation.metric) not in (known := ("loss", *objective.METRICS)):
         raise ValueError(f"evaluation.metric must be one of {', '.join(known)}, got {metric!r}")
@@ -66,6 +67,15 @@ def _check_jax(config):
         raise ValueError("train.jit_compile must not be false with strategy.type jax, which compiles the whole step")
     if config.profile is not None:
         raise ValueError("profile needs a strategy of TensorFlow, got strategy.type jax")
+
+
+def _check_sequence(config, objective):
+    """Raises a ValueError unless the tokens of a sequence divide evenly among devices."""
+    devices, n = (config.strategy.mesh or {}).get("sequence", 1), config.data.sequence_length
+    if n % devices:
+        raise ValueError(f"strategy.mesh.sequence must divide data.sequence_length {n}, got {devices}")
+    if devices > 1 and issubclass(objective, TaskObjective):
+        raise ValueError("strategy.mesh.sequence needs a language model, and this model reads labelled examples")
 
 
 def _check_data(data, objective, labelled):

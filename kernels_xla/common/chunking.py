@@ -6,9 +6,20 @@ from keras import ops
 
 from kernels_xla.common.accumulate import sum_dtype
 from kernels_xla.common.masks import zero_outside
+from kernels_xla.common.sharding import token_parts
 from kernels_xla.common.spec import Tensor
 
 GROUP = 256  # chunks in one triangular product; up to about 200 it costs no more than reading and writing them
+
+
+def _group(chunks: int | None) -> int:
+    """Chunks in one triangular product. A group lies on one device, so that devices exchange sums of groups alone."""
+    devices = token_parts()
+    if devices == 1 or chunks is None or chunks % devices or chunks == devices:
+        return GROUP
+    share = chunks // devices
+    size = max(size for size in range(1, GROUP + 1) if share % size == 0)
+    return size if size > 1 else GROUP
 
 
 def fold(x: Tensor, chunk: int) -> Tensor:
@@ -71,14 +82,15 @@ def sum_of_later(x: Tensor, first: Tensor, last: Tensor) -> Tensor:
 def _earlier(x, first=None, last=None):
     """`sum_of_earlier` on `[b, g, f]`."""
     chunks = x.shape[1]
-    if chunks is not None and chunks <= GROUP:
+    group = _group(chunks)
+    if chunks is not None and chunks <= group:
         return _triangular(x, first, last)
-    grouped = fold(x, GROUP)  # [b, m, GROUP, f]
+    grouped = fold(x, group)  # [b, m, group, f]
     over_groups = _triangular if chunks is None else _earlier  # one product if the number of groups is unknown
     if first is None:
         entering = over_groups(_sum(grouped))[:, :, None]
         return unfold(_triangular(grouped) + entering, ops.shape(x)[1])
-    first, last = fold(first, GROUP), fold(last, GROUP)  # [b, m, GROUP]
+    first, last = fold(first, group), fold(last, group)  # [b, m, group]
     leaves = zero_outside(grouped, (last == last[:, :, -1:])[..., None])  # the document that continues past the group
     entering = over_groups(_sum(leaves), first[:, :, 0], last[:, :, -1])[:, :, None]
     entering = zero_outside(entering, (first == first[:, :, :1])[..., None])

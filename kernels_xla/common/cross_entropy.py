@@ -14,7 +14,14 @@ BLOCK = 2**14  # tokens; 1 GB of bfloat16 logits at 32,000 pieces
 
 
 def cross_entropy(
-    x: Tensor, table: Tensor, bias: Tensor | None, labels: Tensor, weights: Tensor, *, block: int = BLOCK
+    x: Tensor,
+    table: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    weights: Tensor,
+    *,
+    block: int = BLOCK,
+    devices: int = 1,
 ) -> Tensor:
     """Sum over tokens t of weights[t] (log sum_j exp(l[t, j]) - l[t, labels[t]]), with logits l = x table^T + bias.
 
@@ -24,13 +31,14 @@ def cross_entropy(
       bias: `[V]`, or None.
       labels: int32 `[t]`, below V.
       weights: `[t]`, float32. A weight of 0 leaves a token out. Weights get no gradient.
-      block: Number of tokens whose logits exist at the same time.
+      block: Number of tokens whose logits exist at the same time on a device.
+      devices: How many hold equal parts of the tokens, in order. A block has tokens of each.
 
     Returns:
       A scalar, float32 (float64 for float64). It has first gradients for `x`, `table` and `bias`, no second ones.
 
     Cost:
-      6 t d V multiply-adds, forward and backward together, and O(block V + V d) memory.
+      6 t d V multiply-adds, forward and backward together, and O(block V + V d) memory on each device.
 
     Precision:
       Logits are rounded to the dtype of `x`. Softmax and sums are float32. The operands of the gradients' products are
@@ -39,18 +47,20 @@ def cross_entropy(
     wide = sum_dtype(x)
     weights = ops.cast(weights, wide)
     bias = ops.zeros(table.shape[0]) if bias is None else bias
-    in_blocks = ops.custom_gradient(lambda *inputs: _in_blocks(*inputs, block))
+    in_blocks = ops.custom_gradient(lambda *inputs: _in_blocks(*inputs, block, devices))
     # JAX needs labels as an argument, and it takes only floats as arguments. They are exact below 2^24.
     labels = ops.cast(labels, "float32")
     return in_blocks(x, ops.cast(table, x.dtype), ops.cast(bias, x.dtype), labels, weights)
 
 
-def _in_blocks(x, table, bias, labels, weights, block):
+def _in_blocks(x, table, bias, labels, weights, block, devices):
     """The loss, and a function that returns its gradients, for `custom_gradient`."""
-    parts = [_block(x[i : i + block], table, bias, labels[i : i + block], weights[i : i + block])
-             for i in range(0, x.shape[0], block)]  # fmt: skip
-    losses, dx, dtable, dbias = zip(*parts, strict=True)
-    dx, dtable, dbias = ops.concatenate(dx, axis=0), sum(dtable), sum(dbias)
+    tokens = [ops.reshape(one, (devices, -1, *one.shape[1:])) for one in (x, labels, weights)]
+    at = range(0, x.shape[0] // devices, block)
+    blocks = ([ops.reshape(one[:, i : i + block], (-1, *one.shape[2:])) for one in tokens] for i in at)
+    losses, dx, dtable, dbias = zip(*(_block(part, table, bias, *of_part) for part, *of_part in blocks), strict=True)
+    dx = ops.concatenate([ops.reshape(one, (devices, -1, x.shape[1])) for one in dx], axis=1)
+    dx, dtable, dbias = ops.reshape(dx, x.shape), sum(dtable), sum(dbias)
 
     def gradient(*arguments, upstream=None):  # Keras passes it by name on JAX, by position on TensorFlow
         factor = arguments[0] if upstream is None else upstream

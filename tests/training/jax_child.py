@@ -4,7 +4,9 @@ A job is `[config, model_dir, overrides, loops after which SIGTERM comes or null
 """
 
 import json
+import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -36,6 +38,37 @@ def train(*jobs, **options):
     if len(ended) < len(jobs):
         raise RuntimeError(err[-3000:])
     return ended
+
+
+def exchanged(path, sizes, mesh):
+    """Bytes of activations that devices exchange in a step, for each of several lists of overrides."""
+    job = [path, sizes, mesh]
+    flags = {"KERAS_BACKEND": "jax", "XLA_FLAGS": f"{QUICK} --xla_force_host_platform_device_count=4"}
+    code = "import json, sys; from tests.training import jax_child; jax_child.count(*json.loads(sys.argv[1]))"
+    command = [sys.executable, "-c", code, json.dumps(job)]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **flags}, text=True, capture_output=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def count(path, sizes, mesh):
+    import jax
+    import numpy as np
+
+    from benchmarks import keras_step
+    from flash_tf import config as configs
+    from flash_tf.training import modelling
+
+    found = []
+    for overrides in sizes:
+        mapping = [f"strategy.mesh={json.dumps(mesh)}", *overrides]
+        config = modelling.with_masking(configs.load(path, mapping))
+        step = keras_step.make_step(config)
+        shapes = {"tokens": (config.batch_size, config.data.sequence_length + 1), "window": (config.batch_size, 2)}
+        batch = {name: jax.ShapeDtypeStruct(shape, np.int32, sharding=step.rows) for name, shape in shapes.items()}
+        text = step.run.lower(step.state, batch, jax.ShapeDtypeStruct((), np.uint32)).compile().as_text()
+        gathers = re.findall(r"= f32\[([\d,]+)\]\S* (?:all-gather|all-to-all|collective-permute)\(", text)
+        found.append(sum(4 * math.prod(map(int, shape.split(","))) for shape in gathers))
+    print(json.dumps(found))  # noqa: T201
 
 
 def main(jobs):

@@ -17,6 +17,13 @@ from tests.training.test_strategies import free_ports
 # Rows for eight devices. All checkpoints stay.
 SIZES = {"tokens_per_step": 16 * runs.LENGTH, "keep": 9, "jit_compile": "auto"}
 CLIP = {"clip": {"scope": "global", "norm": 0.5}}
+SYSTEMS = [
+    pytest.param({"type": "flash", "chunk_size": 4}, id="flash"),
+    pytest.param({"type": "linear_attention", "heads": 2}, id="linear_attention"),
+    pytest.param({"type": "gla", "heads": 2}, id="gla"),
+    pytest.param({"type": "mamba"}, id="mamba"),
+    pytest.param({"type": "self_attention", "heads": 2}, id="self_attention"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -112,14 +119,39 @@ def test_a_run_that_was_stopped_and_resumed_is_the_same_to_the_bit(folder, tmp_p
 def test_the_shape_of_the_mesh_changes_no_loss_and_each_device_holds_its_part_of_the_weights(folder, tmp_path):
     runs.corpus(tmp_path)
     path = runs.write(tmp_path, train=SIZES, model={"dropout": 0.0}, strategy={"type": "jax"})
-    meshes = ({"data": 8}, {"fsdp": 8}, {"data": 4, "fsdp": 2})
+    meshes = ({"data": 8}, {"fsdp": 8}, {"data": 4, "fsdp": 2}, {"sequence": 8}, {"fsdp": 2, "model": 2, "sequence": 2})
     jobs = [[path, str(tmp_path / str(i)), [f"strategy.mesh={json.dumps(one)}"], None] for i, one in enumerate(meshes)]
-    assert jax_child.train(*jobs, devices=8) == [""] * 3
+    assert jax_child.train(*jobs, devices=8) == [""] * len(meshes)
     assert jax_child.train([path, str(tmp_path / "one"), [], None]) == [""]
-    for i in range(3):
+    for i in range(len(meshes)):
         assert_same_curve(tmp_path / str(i), tmp_path / "one")
-    stored = json.loads((runs.checkpoints(tmp_path / "1")[-1] / "arrays" / "_sharding").read_text())
-    assert sum("fsdp" in str(one) for one in stored.values()) > len(stored) / 2
+    for i, axis in ((1, "fsdp"), (4, "fsdp"), (4, "model")):
+        stored = json.loads((runs.checkpoints(tmp_path / str(i))[-1] / "arrays" / "_sharding").read_text())
+        assert sum(axis in str(one) for one in stored.values()) > len(stored) / 2
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mixer", SYSTEMS)
+def test_devices_that_divide_the_tokens_change_no_loss_of_a_causal_model(mixer, folder, tmp_path):
+    runs.corpus(tmp_path)
+    model = {"type": "causal_lm", "norm": "layer_norm", "mixer": mixer, "depth": 1}
+    path = runs.write(
+        tmp_path, train=SIZES, model=model, data={"packing": "documents"}, strategy={"type": "jax"}, optimizer=CLIP
+    )
+    mesh = ["strategy.mesh={data: 2, sequence: 4}"]
+    assert jax_child.train([path, str(tmp_path / "eight"), mesh, None], devices=8) == [""]
+    assert jax_child.train([path, str(tmp_path / "one"), [], None]) == [""]
+    assert_same_curve(tmp_path / "eight", tmp_path / "one")
+
+
+@pytest.mark.full
+def test_what_devices_exchange_for_a_sequence_does_not_grow_with_it(tmp_path):
+    model = {"type": "causal_lm", "norm": "layer_norm", "mixer": {"type": "flash", "chunk_size": 4}}
+    path = runs.write(tmp_path, model=model, train={"jit_compile": "auto"}, strategy={"type": "jax"})
+    lengths = (64, 1024)
+    sizes = [[f"data.sequence_length={n}", f"train.tokens_per_step={n}"] for n in lengths]
+    short, long = jax_child.exchanged(path, sizes, {"sequence": 4})
+    assert short == long > 0
 
 
 @pytest.mark.full

@@ -1,6 +1,7 @@
 """A run on JAX: its state on a mesh, restored from a checkpoint of either trainer."""
 
 import dataclasses
+import math
 import random
 
 import jax
@@ -11,7 +12,7 @@ from flash_tf.config import Config
 from flash_tf.data.prepared import PreparedWindows
 from flash_tf.training import modelling
 from flash_tf.training.on_jax.checkpoints import Place, ShardedCheckpoints
-from flash_tf.training.on_jax.mesh import DATA, make_mesh
+from flash_tf.training.on_jax.mesh import DATA, ROWS, make_mesh
 from flash_tf.training.on_jax.step import State, Step
 from flash_tf.training.on_jax.trainer import Trainer
 from flash_tf.training.progress import Progress
@@ -50,7 +51,7 @@ def open_run(config: Config, model_dir: str, progress: Progress, extends: bool =
       ValueError: The config is not valid, or the model directory holds another run.
     """
     mesh, chief = make_mesh(config.strategy), jax.process_index() == 0
-    check_batch(config, mesh.size, "devices")
+    check_batch(config, math.prod(mesh.shape[axis] for axis in ROWS), "devices")
     checkpoints = ShardedCheckpoints(f"{model_dir}/checkpoints", progress.line, chief)
     start, tokenizer = enter(config, model_dir, checkpoints, chief=chief, extends=extends, report=progress.line)
     random.seed(config.train.seed)  # from which Keras takes the seeds of initializers

@@ -1,18 +1,21 @@
 """The training step on a mesh, as one program; and the first state, which no host holds as a whole."""
 
+import contextlib
+import copy
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import keras
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from flash_tf.config import Config
 from flash_tf.training import update
 from flash_tf.training.evaluation import token_sums
-from flash_tf.training.on_jax.mesh import DATA, FSDP, of_rows, of_weight
+from flash_tf.training.on_jax.mesh import DATA, FSDP, ROWS, SEQUENCE, of_rows, of_weight
+from kernels_xla.common.sharding import divided
 
 State = dict[str, jax.Array]  # the weights by their paths, and the optimizer's slots `m/PATH` and `v/PATH`
 
@@ -21,7 +24,7 @@ class Step:
     """One step over a mesh.
 
     Every index on the axis `data` is a replica: `shard_map` gives it its rows, and it clips and draws as a replica of
-    `tf.distribute` does. Inside a replica, XLA divides the work along `fsdp`.
+    `tf.distribute` does. Inside a replica, XLA divides the work along the other axes.
 
     Args:
       model: A language model whose weights need not exist; see `model_stats.without_weights`.
@@ -62,7 +65,7 @@ class Step:
         given = {**options, "in_shardings": (self.shardings, self.rows, None)}
         self.run = jax.jit(replica, donate_argnums=0, out_shardings=(self.shardings, None), **given)
         given = {**options, "in_shardings": (self.shardings, self.rows)}
-        self.sums = jax.jit(self._with_weights(functools.partial(token_sums, objective, model)), **given)
+        self.sums = jax.jit(self._with_weights(functools.partial(token_sums, self._divided(ROWS), model)), **given)
         outputs = lambda batch: objective.outputs(model, batch, training=False)  # noqa: E731
         self.outputs = jax.jit(self._with_weights(outputs), **given)
 
@@ -85,11 +88,33 @@ class Step:
 
         return jax.jit(make, out_shardings=self.shardings)()
 
-    def _scope(self, values: Mapping[str, jax.Array], seeds: Sequence[jax.Array] = ()):
+    def _place(self, *axes):
+        """The sharding of an array whose axes the mesh's axes divide. In `shard_map` only its own mesh is known."""
+        spec = PartitionSpec(*axes)
+        return NamedSharding(self.mesh, spec) if axes[0] == ROWS else spec
+
+    def _divided(self, rows):
+        """The objective, with tokens that the axis `sequence` divides; `rows` are the axes that divide the rows."""
+        size = self.mesh.shape[SEQUENCE]
+        if size == 1:
+            return self.objective
+
+        def place(x):
+            divides = x.ndim > 1 and x.shape[1] % size == 0
+            return jax.lax.with_sharding_constraint(x, self._place(rows, *[SEQUENCE] * divides))
+
+        objective = copy.copy(self.objective)
+        objective.examples = lambda *given, **options: jax.tree.map(place, self.objective.examples(*given, **options))
+        return objective
+
+    @contextlib.contextmanager
+    def _scope(self, values: Mapping[str, jax.Array], seeds: Sequence[jax.Array] = ()) -> Iterator[None]:
         """A scope in which the model's variables have these values."""
         mapping = [(v, values[v.path]) for v in self.model.weights]
         mapping += list(zip(self._seeds, seeds, strict=False))
-        return keras.StatelessScope(state_mapping=mapping, initialize_variables=False)
+        scope = keras.StatelessScope(state_mapping=mapping, initialize_variables=False)
+        with scope, divided(rows=self.mesh.shape[FSDP], tokens=self.mesh.shape[SEQUENCE]):
+            yield
 
     def _with_weights(self, function):
         def call(state, batch):
@@ -119,15 +144,15 @@ class Step:
 
     def _gradients(self, state, batch, draws):
         """Gradients of the summed loss, the summed loss, and the number of predicted tokens."""
-        rows = PartitionSpec(FSDP) if self.mesh.shape[DATA] > 1 else self.rows
-        batch = {name: jax.lax.with_sharding_constraint(x, rows) for name, x in batch.items()}
+        rows = FSDP if self.mesh.shape[DATA] > 1 else ROWS  # `shard_map` has divided them along `data`
+        batch, objective = jax.lax.with_sharding_constraint(batch, self._place(rows)), self._divided(rows)
         seeds = [
             update.dropout_seed(self.config.train.seed, i, draws).astype(v.dtype) for i, v in enumerate(self._seeds)
         ]
 
         def loss_of(trained):
             with self._scope({**state, **dict(zip(self._trained, trained, strict=True))}, seeds):
-                return self.objective.loss(self.model, batch)
+                return objective.loss(self.model, batch)
 
         trained = [state[name] for name in self._trained]
         (loss, tokens), gradients = jax.value_and_grad(loss_of, has_aux=True)(trained)

@@ -1,0 +1,43 @@
+"""How the arrays of a traced program are divided among devices. No value depends on it but by rounding."""
+
+import contextlib
+from collections.abc import Iterator
+
+from keras import ops
+
+from kernels_xla.common.spec import Tensor
+
+_divided: list[tuple[int, int]] = []
+
+
+@contextlib.contextmanager
+def divided(rows: int = 1, tokens: int = 1) -> Iterator[None]:
+    """Traces the code inside for arrays `[b, n, ...]` in equal parts on rows x tokens devices.
+
+    Args:
+      rows: Parts of the rows.
+      tokens: Parts of the tokens, in their order.
+    """
+    _divided.append((rows, tokens))
+    try:
+        yield
+    finally:
+        _divided.pop()
+
+
+def token_parts() -> int:
+    """Parts of the tokens."""
+    return _divided[-1][1] if _divided else 1
+
+
+def by_device(x: Tensor) -> tuple[Tensor, int]:
+    """`[b, n, ...]` -> `[b n, ...]`, the tokens of one device after those of another, and the number of devices.
+
+    A plain reshape would mix the devices' tokens if both axes are divided, and each device would send its tokens.
+    """
+    b, n, *rest = x.shape
+    rows, tokens = _divided[-1] if _divided else (1, 1)
+    if (rows, tokens) == (1, 1) or b % rows or n % tokens:
+        return ops.reshape(x, (-1, *rest)), 1
+    x = ops.reshape(x, (rows, b // rows, tokens, n // tokens, *rest))
+    return ops.reshape(ops.swapaxes(x, 1, 2), (-1, *rest)), rows * tokens
