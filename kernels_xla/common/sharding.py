@@ -31,7 +31,7 @@ def token_parts() -> int:
 
 
 def by_device(x: Tensor) -> tuple[Tensor, int]:
-    """`[b, n, ...]` -> `[b n, ...]`, the tokens of one device after those of another, and the number of devices.
+    """`[b, n, ...]` -> `[b n, ...]`, device by device, and the number of devices.
 
     A plain reshape would mix the devices' tokens if both axes are divided, and each device would send its tokens.
     """
