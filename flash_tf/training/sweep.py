@@ -8,6 +8,7 @@ from pathlib import Path
 from flash_tf import config as configs
 from flash_tf.training import loop, preflight, run_directory
 from flash_tf.training.progress import Progress
+from flash_tf.training.run import DivergedError
 from flash_tf.training.strategy import check_tensorflow
 
 OPEN, CLOSE = "[{", "]}"
@@ -24,10 +25,10 @@ def sweep(name: str, overrides: Iterable[str], folder: str, progress: Progress) 
 
     Returns:
       `runs`, for each the values that differ, its `model_dir` and the figures of its best evaluation by
-      `evaluation.metric`; `best`, the best of them; and the `metric`.
+      `evaluation.metric`, or what `diverged`; `best`, the best of them; and the `metric`.
 
     Raises:
-      ValueError: There is nothing to choose from, or a config is not valid. Nothing was trained.
+      ValueError: There is nothing to choose from, or a config is not valid: nothing was trained. Or all runs diverged.
     """
     choices = dict(_choices(override) for override in overrides)
     varied = [key for key, values in choices.items() if len(values) > 1]
@@ -43,10 +44,11 @@ def sweep(name: str, overrides: Iterable[str], folder: str, progress: Progress) 
     rows = []
     for chosen, experiment, model_dir in zip(values, experiments, folders, strict=True):
         progress.line(f"training {model_dir}")
-        loop.train(experiment, model_dir, progress)
-        rows.append({**chosen, "model_dir": model_dir, **_best(model_dir, experiment.evaluation.metric)})
-    metric = experiments[0].evaluation.metric
-    return {"runs": rows, "best": _best_of(rows, metric), "metric": metric}
+        rows.append({**chosen, "model_dir": model_dir, **_trained(experiment, model_dir, progress)})
+    metric, done = experiments[0].evaluation.metric, [row for row in rows if "diverged" not in row]
+    if not done:
+        raise ValueError(f"all {len(rows)} runs of the sweep diverged, the last one so: {rows[-1]['diverged']}")
+    return {"runs": rows, "best": _best_of(done, metric), "metric": metric}
 
 
 def _choices(override):
@@ -62,6 +64,16 @@ def _choices(override):
     return key, [value.strip() for value in values]
 
 
+def _trained(experiment, model_dir, progress):
+    """The figures of a run's best evaluation. A run that diverges is an answer too, and the others go on."""
+    try:
+        loop.train(experiment, model_dir, progress)
+    except DivergedError as error:
+        progress.line(f"{model_dir} diverged: {error}")
+        return {"diverged": str(error)}
+    return _best(model_dir, experiment.evaluation.metric)
+
+
 def _best(model_dir, metric):
     lines = Path(model_dir, run_directory.EVALUATIONS).read_text("utf-8").splitlines()
     return _best_of([json.loads(line) for line in lines], metric)
@@ -73,12 +85,16 @@ def _best_of(records, metric):
 
 def as_text(found: dict) -> str:
     """The result of `sweep` as a table for people, the best run marked."""
-    names = [name for name in found["runs"][0] if name != "model_dir"]
-    rows = [names, *([_figure(row[name]) for name in names] for row in found["runs"])]
+    names = [name for name in found["best"] if name != "model_dir"]
+    rows = [names, *([_figure(row.get(name, "-")) for name in names] for row in found["runs"])]
     widths = [max(len(row[i]) for row in rows) + 2 for i in range(len(names))]
     lines = ["".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    marks = ["", *("  <- best" if row == found["best"] else "" for row in found["runs"])]
+    marks = ["", *(_mark(row, found["best"]) for row in found["runs"])]
     return "\n".join(f"{line}{mark}" for line, mark in zip(lines, marks, strict=True))
+
+
+def _mark(row, best):
+    return "  diverged" if "diverged" in row else "  <- best" if row == best else ""
 
 
 def _figure(value):

@@ -16,6 +16,7 @@ from flash_tf.data.sources.example_files import ExampleFiles
 from flash_tf.training import loop
 from flash_tf.training.predict import predict
 from flash_tf.training.restore import restore
+from flash_tf.training.run import DivergedError
 from flash_tf.training.sweep import as_text, sweep
 from tests.training import runs
 
@@ -231,3 +232,21 @@ def test_a_sweep_trains_a_run_for_each_value_and_names_the_best(folder, tmp_path
     assert as_text(found).splitlines()[2].endswith("<- best")
     with pytest.raises(ValueError, match="sweep needs a --set with values to choose from"):
         sweep(path, ["train.steps=30"], str(tmp_path), runs.Lines())
+
+
+def test_a_sweep_goes_on_after_a_run_that_diverges(folder, tmp_path, monkeypatch):
+    def train(experiment, model_dir, progress):
+        if experiment.optimizer.learning_rate > 1:
+            raise DivergedError("the loss is not a number at step 2")
+        Path(model_dir).mkdir()
+        Path(model_dir, "evaluations.jsonl").write_text('{"step": 20, "loss": 0.5}\n')
+
+    monkeypatch.setattr(loop, "train", train)
+    path, lines = write(folder, "classifier", **CLASSES), runs.Lines()
+    found = sweep(path, ["optimizer.learning_rate=1.0e+9,0.02"], str(tmp_path), lines)
+    assert found["runs"][0]["diverged"] == "the loss is not a number at step 2"
+    assert found["best"] == found["runs"][1] and found["best"]["loss"] == 0.5
+    assert [line.split()[-1] for line in as_text(found).splitlines()] == ["loss", "diverged", "best"]
+    assert json.loads(json.dumps(found)) == found
+    with pytest.raises(ValueError, match="all 2 runs of the sweep diverged, the last one so: the loss is not a number"):
+        sweep(path, ["optimizer.learning_rate=1.0e+9,1.0e+8"], str(tmp_path), lines)
