@@ -1,6 +1,7 @@
-"""Pre-norm residual block around any layer."""
+"""Pre-norm residual block around a mixer or a feed-forward layer."""
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -15,6 +16,7 @@ from flash_tf.layers.streaming import normalized
 from kernels_xla.common.spec import State, Tensor
 
 EPSILON = 1e-5  # the papers' value
+PASSED = ("padding_mask", "segment_ids", "positions", "training")
 NORMS = {
     "scale_norm": ScaleNorm,
     "layer_norm": keras.layers.LayerNormalization,
@@ -42,7 +44,7 @@ class ResidualBlock(Recomputed, keras.layers.Layer):
     """`y = x + dropout(inner(norm(x)))`, or `norm(x + dropout(inner(x)))` with `post_norm`.
 
     Args:
-      inner: The layer inside: a mixer or a feed-forward layer.
+      inner: The layer inside: a mixer, a feed-forward layer, or any other whose call takes their arguments.
       norm: "scale_norm", "layer_norm", "layer_norm_without_bias", "rms_norm" or "simple_rms_norm".
       dropout: Dropout rate of the branch's output in training.
       remat: Whether the backward pass recomputes the branch instead of keeping its activations. The dropout is outside,
@@ -80,6 +82,7 @@ class ResidualBlock(Recomputed, keras.layers.Layer):
         super().__init__(**kwargs)
         if not 0 <= dropout < 1:
             raise ValueError(f"ResidualBlock needs 0 <= dropout < 1, got {dropout}")
+        _check_inner(inner)
         self.inner, self.kind, self.rate, self.remat, self.norm_epsilon = inner, norm, dropout, remat, norm_epsilon
         self.post_norm = post_norm
         if remat:
@@ -149,4 +152,17 @@ class ResidualBlock(Recomputed, keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        return cls(keras.saving.deserialize_keras_object(config.pop("inner")), **config)
+        return cls(**{**config, "inner": keras.saving.deserialize_keras_object(config["inner"])})
+
+
+def _check_inner(inner):
+    """Raises a ValueError unless the layer can be called with what a block passes on."""
+    if not isinstance(inner, keras.layers.Layer):
+        raise ValueError(f"ResidualBlock needs a Keras layer, got {inner!r}")
+    taken = inspect.signature(inner.call).parameters.values()
+    missing = set(PASSED) - {one.name for one in taken}
+    if missing and not any(one.kind == one.VAR_KEYWORD for one in taken):
+        raise ValueError(
+            f"ResidualBlock needs a layer whose call takes {', '.join(PASSED)}, as mixers and feed-forward layers do, "
+            f"got {type(inner).__name__}"
+        )

@@ -1,5 +1,6 @@
 """Padding of attention layers: where the mask comes from, and how padding is kept out of everything."""
 
+import numpy as np
 from keras import ops
 from keras.src.backend import get_keras_mask  # Keras passes `mask` only to a call with a single tensor
 
@@ -39,7 +40,21 @@ def zero_padding(
 
     Returns:
       `[b, n, d]`, and bool `[b, n]` or None.
+
+    Raises:
+      ValueError: A mask has another shape than `[b, n]`.
     """
     padding_mask = padding_of(x, padding_mask, mask)
+    _check_shape("padding_mask", padding_mask, x)
+    _check_shape("segment_ids", segment_ids, x)
     ids = documents(padding_mask, segment_ids)
     return (x if ids is None else zero_outside(x, ops.expand_dims(ids > 0, -1))), padding_mask
+
+
+def _check_shape(name, mask, x):
+    """Raises a ValueError unless a mask that is given has the shape `[b, n]`, as far as that is known."""
+    if mask is None:
+        return
+    needed, got = tuple(x.shape[:2]), tuple(np.shape(mask))  # a mask may be a list
+    if len(got) != 2 or any(a != b for a, b in zip(needed, got, strict=True) if None not in (a, b)):
+        raise ValueError(f"{name} needs the shape [b, n] = {needed} of the text, got {got}")

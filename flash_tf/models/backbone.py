@@ -68,4 +68,4 @@ class Backbone(keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        return cls(keras.saving.deserialize_keras_object(config.pop("model")), **config)
+        return cls(**{**config, "model": keras.saving.deserialize_keras_object(config["model"])})

@@ -323,3 +323,19 @@ def test_an_impossible_option_is_refused_in_one_line_that_says_what_came(make):
 def test_an_activation_that_keras_lacks_is_named_at_construction(name):
     with pytest.raises(ValueError, match=r"^\w+: activation must be the name of a Keras activation, .* got 'gleu'$"):
         FEEDFORWARDS.build({"type": name, "activation": "gleu"})
+
+
+@pytest.mark.one_backend
+def test_a_residual_block_names_the_layer_that_it_cannot_call():
+    for inner, said in [
+        ({"type": "flash"}, "needs a Keras layer, got {'type': 'flash'}"),
+        (keras.layers.Dense(D), "needs a layer whose call takes padding_mask, segment_ids, positions, .* got Dense"),
+    ]:
+        with pytest.raises(ValueError, match=f"ResidualBlock {said}"):
+            ResidualBlock(inner)
+
+
+@pytest.mark.one_backend
+def test_a_config_makes_as_many_residual_blocks_as_are_asked():
+    config = ResidualBlock(GLU(), dropout=0.1).get_config()
+    assert ResidualBlock.from_config(config).get_config() == ResidualBlock.from_config(config).get_config() == config

@@ -1,11 +1,13 @@
 """Keras' own masks reach every mixer, and nothing that stands at padding reaches anything else."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
 from keras import ops
 
-from flash_tf.layers import CrossGatedAttention, ResidualBlock
+from flash_tf.layers import GLU, CrossGatedAttention, ResidualBlock
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.models import Classifier
 from tests.backends import tensors, to_numpy, value_and_gradients
@@ -124,3 +126,12 @@ def test_a_classifier_honours_the_mask_of_its_input():
     got = to_numpy(model(ops.convert_to_tensor(LONG), mask=ops.convert_to_tensor(REAL)))
     assert relative_error(got, to_numpy(model(ops.convert_to_tensor(IDS)))) < FLOAT32
     assert relative_error(to_numpy(model(ops.convert_to_tensor(LONG))), got) > FLOAT32  # the mask made the difference
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("shape", [(B, LENGTH + 1), (1, LENGTH), (LENGTH,), (B, LENGTH, LENGTH), (B, 1, 1, LENGTH)])
+@pytest.mark.parametrize("name", ["padding_mask", "segment_ids"])
+def test_a_mask_of_another_shape_than_the_text_is_one_clear_error(name, shape):
+    needed = re.escape(f"{name} needs the shape [b, n] = {(B, LENGTH)} of the text, got {shape}")
+    with pytest.raises(ValueError, match=needed):
+        ResidualBlock(GLU())(np.ones((B, LENGTH, D), "float32"), **{name: np.ones(shape, "int32")})
