@@ -8,7 +8,7 @@ PYTEST = $(BIN)/python -m pytest -n 2 --dist worksteal
 LARGEST := tests/contracts/test_kernels.py tests/contracts/test_mixers.py
 RUNS := tests/training tests/robustness tests/preparing
 ALSO_ON_JAX := $(LARGEST) tests/contracts/test_models.py tests/contracts/test_language_models.py \
-	tests/contracts/test_streams.py tests/test_cross_entropy.py tests/generation/test_decoding.py \
+	tests/contracts/test_streams.py tests/test_block_loop.py tests/test_cross_entropy.py tests/generation/test_decoding.py \
 	tests/generation/test_samplers.py tests/test_linear_forms.py tests/test_linear_layers.py \
 	tests/test_random_features.py tests/test_fused_attention.py tests/test_fused_flash.py tests/training/test_step.py
 # How fast XLA compiles is how long the tests on JAX take.

@@ -16,6 +16,7 @@ from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero, token_positions
 from flash_tf.layers.remat import Recomputed
 from flash_tf.layers.scaled_sin import ScaledSinusoidalEmbedding
+from flash_tf.models import block_loop
 from flash_tf.models.backbone import Backbone
 from flash_tf.models.transfer import Transfer, transfer
 from flash_tf.registry import Registry, listed
@@ -59,7 +60,8 @@ class LanguageModel(Recomputed, keras.Model):
       max_length: The longest sequence for learned positions; None for other positions.
       dropout: Dropout rate on the output of every layer.
       remat: Number of blocks, from the first, that the backward pass recomputes instead of keeping; True for all. It
-        saves memory and costs up to a third more time. `keras.RematScope` sets it.
+        saves memory and costs up to a third more time. `keras.RematScope` sets it. On JAX, all are then one loop, and
+        the program does not grow with `depth`.
       embedding_norm: The norm before the first block, or None.
       head_bias: Whether each token of the vocabulary has a bias.
       head_norm: The norm before the head; None for `norm`.
@@ -256,9 +258,15 @@ class LanguageModel(Recomputed, keras.Model):
             positions = token_positions(token_ids, segment_ids) + runtime_zero(token_ids)
         x = self.embed(token_ids, positions, token_type_ids)
         mixers = self._check_prefix(prefix_mask)
-        for block in self.blocks:
+
+        def call(block, x):
             prefix = {"prefix_mask": prefix_mask} if block.inner in mixers else {}
-            x = block(x, **masks, **prefix, positions=positions, training=training)
+            return block(x, **masks, **prefix, positions=positions, training=training)
+
+        stride, segment = len(self.blocks) // self.depth, len(self.blocks) // len(listed(self.mixer))
+        loop = bool(training) and all(block.remat for block in self.blocks)
+        for i in range(0, len(self.blocks), segment):  # whose mixers are of one kind
+            x = block_loop.through(self.blocks[i : i + segment], stride, x, call, loop)
         return self.final_norm(self.project(x))
 
     def _check_prefix(self, prefix_mask):
