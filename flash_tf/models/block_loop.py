@@ -22,7 +22,7 @@ def through(
       period: Number of blocks of one pass of a loop. It divides their number.
       x: The input of the first block.
       call: `(block, x) -> y` of the shape and the dtype of `x`.
-      loop: Whether the blocks are one loop on JAX. It gives the same numbers. The weights of all passes are stacked, and
+      loop: Whether the blocks are one loop on JAX, with the same numbers. The weights of all passes are stacked, and
         the backward pass keeps what `call` keeps. On TensorFlow, XLA takes no gradient of such a loop.
     """
     if loop and keras.backend.backend() == "jax":
