@@ -26,9 +26,16 @@ def matching(globs: list[str], split: str, source: str) -> list[str]:
         path = os.path.expanduser(pattern)
         there = [path] if os.path.isfile(path) else sorted(glob.glob(path))  # a name may have brackets
         if not there:
-            raise ValueError(f"source {source!r} needs files for {split}, but {pattern!r} matches none")
+            got = f"{pattern!r} matches none{seen_from(path)}"
+            raise ValueError(f"source {source!r} needs files for {split}, but {got}")
         found += there
     return list(dict.fromkeys(found))
+
+
+def seen_from(path: str) -> str:
+    """The end of a sentence about a path that was not found: the folder from which a relative one was looked up."""
+    relative = "://" not in path and not os.path.isabs(os.path.expanduser(path))
+    return f" in the working directory {os.getcwd()}" if relative else ""
 
 
 def with_sizes(paths: list[str]) -> list:

@@ -289,7 +289,8 @@ def test_dropout_follows_from_its_seed_alone():
         outs.append(to_numpy(layer(x, training=True)))
     assert np.array_equal(outs[0], outs[1]) and not np.array_equal(outs[0], outs[2])
     assert 0.4 < np.mean(outs[0] == x) < 0.6
-    assert np.array_equal(to_numpy(layer(x)), to_numpy(layer(x))) and not np.any(to_numpy(layer(x)) == x)
+    assert np.array_equal(to_numpy(layer(x)), to_numpy(layer(x)))
+    assert np.mean(to_numpy(layer(x)) == x) < 0.01  # a sum may be rounded to one of its terms
 
 
 @pytest.mark.parametrize("norm", ["scale_norm", "layer_norm"])

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Literal
 
+from flash_tf.data.example_formats import seen_from
 from flash_tf.data.sources import SOURCES
 
 SHARD_BYTES = 16 << 20
@@ -167,7 +168,7 @@ def _matches(split: str, glob: str) -> dict[str, int]:
     except tf.errors.OpError as error:
         raise OSError(f"the files {glob} for {split} cannot be listed: {error.message}") from None
     if not found:
-        got = f"is a folder: its files are {glob.rstrip('/') + '/*'!r}" if folder else "matches none"
+        got = f"is a folder: its files are {glob.rstrip('/') + '/*'!r}" if folder else f"matches none{seen_from(glob)}"
         raise ValueError(f"source 'text_files' needs files for {split}, but {glob!r} {got}")
     for path, size in found.items():
         if not size:
