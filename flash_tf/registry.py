@@ -192,4 +192,4 @@ def mixer_name(mixer: dict | list[dict]) -> str:
 
 def listed(mixer: dict | list[dict]) -> list[dict]:
     """A model's `mixer` as a list, with one entry if all blocks have the same mixer."""
-    return [mixer] if isinstance(mixer, Mapping) else list(mixer)
+    return list(mixer) if isinstance(mixer, list | tuple) else [mixer]

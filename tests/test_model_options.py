@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from flash_tf.layers import ResidualBlock
+from flash_tf.layers import GLU, ResidualBlock
 from flash_tf.models import MODELS
 from tests.backends import to_numpy
 from tests.numerics import FLOAT32, relative_error
@@ -99,6 +99,12 @@ def test_options_that_do_not_go_together_are_named(mixer, message):
         model_of(mixer=mixer)
 
 
+@pytest.mark.parametrize("mixer", ["flash", None, GLU])
+def test_a_mixer_that_is_no_mapping_is_named(mixer):
+    with pytest.raises(ValueError, match="a mixer needs a mapping with a `type`, got "):
+        MODELS.get("causal_lm")(64, width=8, depth=2, mixer=mixer)
+
+
 def test_a_model_without_biases_has_none():
     feedforward = {"type": "mlp", "use_bias": False}
     model = model_of(feedforward=feedforward, head_bias=False, position_embedding=None)
@@ -107,6 +113,6 @@ def test_a_model_without_biases_has_none():
 
 
 def test_a_block_takes_the_norm_without_bias():
-    block = ResidualBlock(keras.layers.Identity(), norm="layer_norm_without_bias")
+    block = ResidualBlock(GLU(), norm="layer_norm_without_bias")
     x = np.random.default_rng(2).normal(size=[B, N, D]).astype("float32")
     assert relative_error(to_numpy(block.norm(x)), standardized(x.astype("float64"))) < FLOAT32
