@@ -70,6 +70,8 @@ def tab_separated(path: str, keys: list[str] | None = None) -> Iterator[Record]:
         row = line.rstrip("\r\n").split("\t")  # the module csv refuses fields of more than 128 kB
         if keys is None:
             keys = row
+            if (twice := next((key for key in keys if key and keys.count(key) > 1), None)) is not None:
+                raise ValueError(f"{path}, line {number} needs a key for each column, got {twice!r} twice")
         elif row != [""] and len(row) != len(keys):
             raise ValueError(f"{path}, line {number} needs {len(keys)} columns, got {len(row)}")
         elif row != [""]:

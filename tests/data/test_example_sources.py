@@ -59,6 +59,7 @@ def test_a_file_is_read_by_the_end_of_its_name(tmp_path):
         ("a.jsonl", b"[1]\n", "a.jsonl, line 1 needs a JSON object, got a list"),
         ("a.jsonl", b'{"text": "\xff"}\n', "a.jsonl needs UTF-8 text, got byte 0xff"),
         ("a.tsv", b"text\tlabel\na\n", "a.tsv, line 2 needs 2 columns, got 1"),
+        ("a.tsv", b"text\tlabel\ttext\na\tb\tc\n", "a.tsv, line 1 needs a key for each column, got 'text' twice"),
         (
             "a.json",
             b'{"data": [{"title": "x"}]}',
