@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
 
 from flash_tf import config
 from flash_tf.training import checkpoint_files, loop, preflight
@@ -44,6 +45,17 @@ def arrays(model_dir):
     """The newest checkpoint's arrays, as NumPy."""
     found = checkpoint_files.Arrays(str(runs.checkpoints(model_dir)[-1]))
     return found.read(dict.fromkeys(found.shapes))
+
+
+def curves(folder):
+    """The points that TensorBoard finds: of each folder and name, the value at each step."""
+    found = {}
+    for path in folder.rglob("events.*"):
+        tags = found.setdefault(str(path.parent.relative_to(folder)), {})
+        for event in tf.compat.v1.train.summary_iterator(str(path)):
+            for one in event.summary.value:
+                tags.setdefault(one.tag, {})[event.step] = one.simple_value
+    return found
 
 
 def assert_same_curve(found, wanted):
@@ -113,6 +125,10 @@ def test_a_run_that_was_stopped_and_resumed_is_the_same_to_the_bit(folder, tmp_p
     assert (done, stopped, resumed) == ("", "Interrupted: SIGTERM", "")
     assert runs.losses(whole) == runs.losses(parts)
     assert runs.bits(arrays(whole)) == runs.bits(arrays(parts))
+    points = curves(Path(whole, "summaries"))
+    assert points["validation"]["perplexity"].keys() == {4, 8}
+    losses = [record["loss"] for record in runs.records(whole)]
+    assert min(losses) <= points["."]["loss"][8] <= max(losses) and points["."]["steps_per_second"][8] > 0
 
 
 @pytest.mark.full
@@ -155,27 +171,37 @@ def test_what_devices_exchange_for_a_sequence_does_not_grow_with_it(tmp_path):
 
 
 @pytest.mark.full
-def test_two_processes_equal_one_and_go_on_alone_after_one_was_killed(folder, tmp_path):
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (4, 2)])
+def test_processes_equal_one_and_go_on_in_fewer_after_one_was_killed(before, after, folder, tmp_path):
     runs.corpus(tmp_path)
     path = runs.write(
         tmp_path, train={**SIZES, "steps": 1500, "checkpoint_every": 100, "keep": 99}, evaluation={"every": None}
     )
-    overrides = ["strategy.type=jax", "train.steps_per_loop=10"]
-    assert jax_child.train([path, str(tmp_path / "one"), overrides, None], devices=2) == [""]
-    two, ports = tmp_path / "two", free_ports()
-    workers = [f"127.0.0.1:{port}" for port in ports]
-    both = [[*overrides, f"strategy.workers={workers}", f"strategy.index={i}"] for i in range(2)]
-    first, second = (jax_child.start([path, str(two), one, None]) for one in both)
-    deadline = time.monotonic() + 240
-    while len(list(two.glob("checkpoints/*/complete.json"))) < 2:
+    overrides, several = ["strategy.type=jax", "train.steps_per_loop=10"], tmp_path / "several"
+    assert jax_child.train([path, str(tmp_path / "one"), overrides, None], devices=4) == [""]
+
+    def start(number):
+        workers = [f"127.0.0.1:{port}" for port in free_ports(number)]
+        processes = (
+            [[f"strategy.workers={workers}", f"strategy.index={i}"] for i in range(number)] if number > 1 else [[]]
+        )
+        devices = 4 // number
+        return [jax_child.start([path, str(several), [*overrides, *one], None], devices=devices) for one in processes]
+
+    first, *others = start(before)
+    deadline = time.monotonic() + 400
+    while len(list(several.glob("checkpoints/*/complete.json"))) < 2:
         assert time.monotonic() < deadline and first.poll() is None, first.communicate()
         time.sleep(0.05)
-    second.kill()
+    others[-1].kill()
     out, err = first.communicate(timeout=120)
-    second.communicate()
-    assert "worker 1 no longer answers" in out + err
-    assert jax_child.train([path, str(two), overrides, None], devices=2) == [""]
-    assert_same_curve(two, tmp_path / "one")
+    for process in others:
+        process.communicate(timeout=120)
+    assert f"worker {before - 1} no longer answers" in out + err
+    for process in start(after):
+        out, err = process.communicate(timeout=400)
+        assert process.returncode == 0 and "ended: \n" in out, (out, err)
+    assert_same_curve(several, tmp_path / "one")
 
 
 @pytest.mark.full

@@ -46,7 +46,7 @@ def test_prepared_text_that_does_not_fit_a_run_is_refused_before_any_work(tmp_pa
 
 def of_workers(path, model_dir, count, *overrides, stop_after=None):
     """Trains in so many processes; what they show."""
-    ports = [*free_ports(), *free_ports()][:count]
+    ports = free_ports(count)
     addresses = [f"localhost:{port}" for port in ports]
     started = [
         runs.start(of_worker, path, model_dir, addresses, i, *overrides, stop_after=stop_after if i == 1 else None)

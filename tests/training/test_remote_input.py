@@ -97,7 +97,7 @@ def test_remote_servers_read_the_batches_of_one_process(made):
 
 
 def test_workers_of_a_parameter_server_strategy_read_the_batches_of_one_process(made):
-    ports = [*free_ports(), *free_ports()]
+    ports = free_ports(4)
     chief, server, *both = (f"localhost:{port}" for port in ports)
     cluster = {"chief": [chief], "ps": [server], "worker": both}
     with servers(cluster):

@@ -1,5 +1,6 @@
 """The same run on one device, on several, and in several processes."""
 
+import contextlib
 import socket
 
 import numpy as np
@@ -107,12 +108,13 @@ def evaluated(path, model_dir, *overrides):
     return loop.train(config.load(path, overrides), str(model_dir), runs.Lines())
 
 
-def free_ports():
-    """Two ports that were free a moment ago."""
-    with socket.socket() as one, socket.socket() as two:
-        for each in (one, two):
+def free_ports(count=2):
+    """Ports that were free a moment ago."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
             each.bind(("localhost", 0))
-        return one.getsockname()[1], two.getsockname()[1]
+        return [each.getsockname()[1] for each in sockets]
 
 
 def free_to_choose(path, model_dir):

@@ -11,6 +11,7 @@ from flash_tf.training import actions, given, mirror, modelling, preflight, run_
 from flash_tf.training.inputs import evaluation_batches
 from flash_tf.training.on_jax import processes
 from flash_tf.training.on_jax.run import make_trainer, open_run
+from flash_tf.training.on_jax.summaries import summaries
 from flash_tf.training.on_jax.trainer import Evaluator
 from flash_tf.training.owner import Owner
 from flash_tf.training.progress import Progress, evaluation_parts, peak_flops
@@ -35,15 +36,16 @@ def train(
             run.begun(),
             run.checkpoints,
             mirror.mirrored(config, model_dir, run.chief, progress.line) as copy,
+            summaries(model_dir, run.chief) as write,
         ):
-            return _train(run, owner, copy)
+            return _train(run, owner, copy, write)
 
 
 def _owner(model_dir, progress):
     return Owner(model_dir if jax.process_index() == 0 else None, progress.line)
 
 
-def _train(run, owner, copy):
+def _train(run, owner, copy, write):
     config, progress, trainer = run.config, run.progress, make_trainer(run)
     if run.chief:
         run.checkpoints.set_aside(after=int(run.step.numpy()))
@@ -64,6 +66,7 @@ def _train(run, owner, copy):
             lambda output: owner.check(),
             actions.CheckFinite(trainer, run.step, run.diverged),
             metrics,
+            lambda output: write("", int(run.step.numpy()), trainer.means),
             actions.Save(run.save, run.step, config.train.checkpoint_every),
             signals,
         ]
@@ -79,6 +82,7 @@ def _train(run, owner, copy):
             progress.status(*evaluation_parts(run.evaluation), keep=True)
             evaluations.append([run.evaluation])
             copy("validation", [run.evaluation])
+            write("validation", until, {name: value for name, value in run.evaluation.items() if name != "step"})
             run.save()
     return last_evaluation(run, evaluator.evaluate)
 

@@ -13,7 +13,7 @@ from flash_tf.data.packing import Batch
 from flash_tf.training.evaluation import summarize
 from flash_tf.training.on_jax.step import State, Step
 from flash_tf.training.tasks import TaskObjective
-from flash_tf.training.update import LOOP_SECONDS
+from flash_tf.training.update import COLUMNS, LOOP_SECONDS
 
 
 class Trainer:
@@ -45,6 +45,11 @@ class Trainer:
         """Steps of the next loop: as many as LOOP_SECONDS allow, and one while the time of a step is unknown."""
         most = self.config.train.steps_per_loop
         return 1 if self._seconds is None else max(1, min(most, int(LOOP_SECONDS / self._seconds)))
+
+    @property
+    def means(self) -> dict[str, float]:
+        """The last loop's records on average, and its rate."""
+        return {**dict(zip(COLUMNS, self.history.mean(axis=0), strict=True)), "steps_per_second": 1 / self._seconds}
 
     def largest(self, value: float) -> float:
         """The largest of all processes' values. Each process calls it."""
