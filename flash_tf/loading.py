@@ -55,8 +55,9 @@ def _load_file(path):
 def _load_run(path):
     try:
         from flash_tf.training.restore import restore
+
+        return restore(path, warnings.warn).model
     except ModuleNotFoundError as error:
         raise ImportError(
             f"{path} is a training run, and TensorFlow reads its checkpoints: pip install 'flash-tf[tensorflow]'"
         ) from error
-    return restore(path, warnings.warn).model
