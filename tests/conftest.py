@@ -1,5 +1,6 @@
 """One process for all exports, which has TensorFlow and TF-Text alone; signals that all processes hear."""
 
+import itertools
 import pickle
 import signal
 import subprocess
@@ -8,12 +9,22 @@ from pathlib import Path
 
 import pytest
 
+TESTS = itertools.count(1)
+
 
 @pytest.fixture(scope="session", autouse=True)
 def heard():
     """A shell ignores SIGINT for work in the background, and commands ignore what their parent ignores."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def few_programs():
+    """Drops what JAX has compiled, from time to time: each program has maps of memory, and Linux allows 65,530."""
+    yield
+    if "jax" in sys.modules and next(TESTS) % 200 == 0:
+        sys.modules["jax"].clear_caches()
 
 
 @pytest.fixture(scope="session")
