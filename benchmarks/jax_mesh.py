@@ -81,7 +81,7 @@ def _compiled(name, overrides, topology, mesh, options):
         "code_bytes": memory.generated_code_size_in_bytes,
         "hbm_limit_bytes": device.hbm,
         **_cost(start),
-        **_of_program(program.as_text(), device.clock),
+        **_of_program(program, device.clock),
     }
 
 
@@ -91,11 +91,16 @@ def _cost(start):
     return {"compile_s": time.perf_counter() - start, "compiler_bytes": peak}
 
 
-def _of_program(text, clock):
+def _of_program(program, clock):
     """The compiler's estimate of a step without its transfers, and the bytes that a device receives in it, by kind."""
+    import jax
+
     from flash_tf.compiling import compiled_hlo
 
-    module = compiled_hlo.parse(text)
+    try:
+        module = compiled_hlo.parse(program.as_text())
+    except jax.errors.JaxRuntimeError:  # jaxlib has another version of XLA, and cannot read every program of libtpu
+        return {"estimated_s": None, "exchanged_bytes": None}
     steps = list(compiled_hlo.walk(module, compiled_hlo.Loops(module).trips))
     exchanged = collections.Counter()
     for step in steps:
@@ -135,7 +140,7 @@ def _line(row):
     here = (f"{row['compile_s']:.0f}", gib(row["compiler_bytes"]))
     if "error" in row:
         return f"{devices.table_line((*cells, None, None, *here), WIDTHS)}  {row['error'][:160]}"
-    exchanged = f"{sum(row['exchanged_bytes'].values()) / 1e9:.1f}"
+    exchanged = row["exchanged_bytes"] and f"{sum(row['exchanged_bytes'].values()) / 1e9:.1f}"
     return devices.table_line((*cells, gib(row["hbm_bytes"]), exchanged, *here), WIDTHS)
 
 
