@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import keras
 from keras import ops
 
+from kernels_xla.common.sharding import gathered
 from kernels_xla.common.spec import Tensor
 
 
@@ -38,14 +39,19 @@ def _loop(passes, x, call):
     seeds = [i for i, v in enumerate(variables[0]) if id(v) not in weights]  # of dropout, which moves them on
     stacked = [ops.stack([v.value for v in alike]) for alike in zip(*variables, strict=True)]
 
+    dtype = passes[0][0].compute_dtype
+
     def one_pass(x, values):
+        # Gathered here, in the dtype of its products: the backward pass keeps the part, and gathers it again.
+        casts = [v._autocast and len(v.shape) > 1 for v in variables[0]]
+        values = [gathered(ops.cast(w, dtype) if cast else w) for w, cast in zip(values, casts, strict=True)]
         mapping = list(zip(variables[0], values, strict=True))
         with keras.StatelessScope(state_mapping=mapping, initialize_variables=False):
             for block in passes[0]:
                 x = call(block, x)
             return x, [variables[0][i].value for i in seeds]
 
-    x, moved = ops.scan(one_pass, x, stacked)
+    x, moved = ops.scan(keras.remat(one_pass), x, stacked)
     for i, values in zip(seeds, moved, strict=True):
         for own, value in zip(variables, values, strict=True):
             own[i].assign(value)

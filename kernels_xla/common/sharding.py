@@ -1,28 +1,37 @@
 """How the arrays of a traced program are divided among devices. No value depends on it but by rounding."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from keras import ops
 
 from kernels_xla.common.spec import Tensor
 
 _divided: list[tuple[int, int]] = []
+_gather: list[Callable[[Tensor], Tensor]] = []
 
 
 @contextlib.contextmanager
-def divided(rows: int = 1, tokens: int = 1) -> Iterator[None]:
+def divided(rows: int = 1, tokens: int = 1, gather: Callable[[Tensor], Tensor] = lambda x: x) -> Iterator[None]:
     """Traces the code inside for arrays `[b, n, ...]` in equal parts on rows x tokens devices.
 
     Args:
       rows: Parts of the rows.
       tokens: Parts of the tokens, in their order.
+      gather: From a weight in parts to the whole weight on each device, with a gradient in parts.
     """
     _divided.append((rows, tokens))
+    _gather.append(gather)
     try:
         yield
     finally:
         _divided.pop()
+        _gather.pop()
+
+
+def gathered(weight: Tensor) -> Tensor:
+    """The whole weight on each device."""
+    return _gather[-1](weight) if _gather else weight
 
 
 def token_parts() -> int:

@@ -132,9 +132,10 @@ def test_a_run_that_was_stopped_and_resumed_is_the_same_to_the_bit(folder, tmp_p
 
 
 @pytest.mark.full
-def test_the_shape_of_the_mesh_changes_no_loss_and_each_device_holds_its_part_of_the_weights(folder, tmp_path):
+@pytest.mark.parametrize("remat", [False, True])
+def test_the_shape_of_the_mesh_changes_no_loss_and_each_device_holds_its_part_of_the_weights(remat, folder, tmp_path):
     runs.corpus(tmp_path)
-    path = runs.write(tmp_path, train=SIZES, model={"dropout": 0.0}, strategy={"type": "jax"})
+    path = runs.write(tmp_path, train=SIZES, model={"dropout": 0.0, "remat": remat}, strategy={"type": "jax"})
     meshes = ({"data": 8}, {"fsdp": 8}, {"data": 4, "fsdp": 2}, {"sequence": 8}, {"fsdp": 2, "model": 2, "sequence": 2})
     jobs = [[path, str(tmp_path / str(i)), [f"strategy.mesh={json.dumps(one)}"], None] for i, one in enumerate(meshes)]
     assert jax_child.train(*jobs, devices=8) == [""] * len(meshes)

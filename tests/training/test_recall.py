@@ -7,7 +7,7 @@ import pytest
 from keras import ops
 
 from flash_tf import config
-from flash_tf.data.generated import FIRST, NONE
+from flash_tf.data.generated import FIRST, NONE, Generated
 from flash_tf.data.sources import SOURCES
 from flash_tf.training import loop
 from flash_tf.training.restore import restore
@@ -53,8 +53,8 @@ def test_an_evaluation_says_how_many_answers_are_right(tmp_path):
 
 
 def is_made(name):
-    """Whether a generator of the package makes a config's text."""
-    return hasattr(SOURCES.build(config.load(name).data.source), "words")
+    """Whether a generator of the package makes a config's examples."""
+    return isinstance(SOURCES.build(config.load(name).data.source), Generated)
 
 
 @pytest.mark.full

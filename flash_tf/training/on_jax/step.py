@@ -113,8 +113,27 @@ class Step:
         mapping = [(v, values[v.path]) for v in self.model.weights]
         mapping += list(zip(self._seeds, seeds, strict=False))
         scope = keras.StatelessScope(state_mapping=mapping, initialize_variables=False)
-        with scope, divided(rows=self.mesh.shape[FSDP], tokens=self.mesh.shape[SEQUENCE]):
+        parts = {"rows": self.mesh.shape[FSDP], "tokens": self.mesh.shape[SEQUENCE]}
+        with scope, divided(**parts, gather=self._gathered):
             yield
+
+    def _gathered(self, weight):
+        """The weight, whole along `fsdp`; its gradient in parts. Else XLA may send activations, which are more."""
+        part = of_weight(self.mesh, weight.shape).spec
+        if FSDP not in part:
+            return weight
+        whole = PartitionSpec(*[None if axis == FSDP else axis for axis in part])
+        inside = not jax.sharding.get_abstract_mesh().empty  # of `shard_map`, which knows its own mesh alone
+        place = lambda x, spec: jax.lax.with_sharding_constraint(  # noqa: E731
+            x, spec if inside else NamedSharding(self.mesh, spec)
+        )
+
+        @jax.custom_vjp
+        def gather(x):
+            return place(x, whole)
+
+        gather.defvjp(lambda x: (gather(x), None), lambda _, gradient: (place(gradient, part),))
+        return gather(weight)
 
     def _with_weights(self, function):
         def call(state, batch):
