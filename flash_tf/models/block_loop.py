@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import keras
 from keras import ops
 
-from kernels_xla.common.sharding import gathered
+from kernels_xla.common.sharding import gather_of_weights
 from kernels_xla.common.spec import Tensor
 
 
@@ -39,20 +39,40 @@ def _loop(passes, x, call):
     seeds = [i for i, v in enumerate(variables[0]) if id(v) not in weights]  # of dropout, which moves them on
     stacked = [ops.stack([v.value for v in alike]) for alike in zip(*variables, strict=True)]
 
-    dtype = passes[0][0].compute_dtype
-
     def one_pass(x, values):
-        # Gathered here, in the dtype of its products: the backward pass keeps the part, and gathers it again.
-        casts = [v._autocast and len(v.shape) > 1 for v in variables[0]]
-        values = [gathered(ops.cast(w, dtype) if cast else w) for w, cast in zip(values, casts, strict=True)]
         mapping = list(zip(variables[0], values, strict=True))
         with keras.StatelessScope(state_mapping=mapping, initialize_variables=False):
             for block in passes[0]:
                 x = call(block, x)
             return x, [variables[0][i].value for i in seeds]
 
-    x, moved = ops.scan(keras.remat(one_pass), x, stacked)
+    if (gather := gather_of_weights()) is not None:
+        one_pass = _gathering(one_pass, gather, variables[0], passes[0])
+    x, moved = ops.scan(one_pass, x, stacked)
     for i, values in zip(seeds, moved, strict=True):
         for own, value in zip(variables, values, strict=True):
             own[i].assign(value)
     return x
+
+
+def _gathering(one_pass, gather, variables, blocks):
+    """`one_pass` from weights in parts. The backward pass keeps the parts, and gathers them again."""
+    dtypes = _dtypes(blocks)  # fewer bytes than the weights' own
+
+    @keras.remat
+    def call(x, values):
+        read = [ops.cast(w, dtypes.get(id(v), w.dtype)) for v, w in zip(variables, values, strict=True)]
+        return one_pass(x, [gather(w) for w in read])
+
+    return call
+
+
+def _dtypes(blocks):
+    """The dtype in which a layer reads its matrices, by the variable's id."""
+    layers = [layer for block in blocks for layer in block._flatten_layers()]
+    return {
+        id(v): layer.compute_dtype
+        for layer in layers
+        for v in layer._trainable_variables
+        if v._autocast and len(v.shape) > 1
+    }

@@ -8,17 +8,18 @@ from keras import ops
 from kernels_xla.common.spec import Tensor
 
 _divided: list[tuple[int, int]] = []
-_gather: list[Callable[[Tensor], Tensor]] = []
+_gather: list[Callable[[Tensor], Tensor] | None] = []
 
 
 @contextlib.contextmanager
-def divided(rows: int = 1, tokens: int = 1, gather: Callable[[Tensor], Tensor] = lambda x: x) -> Iterator[None]:
+def divided(rows: int = 1, tokens: int = 1, gather: Callable[[Tensor], Tensor] | None = None) -> Iterator[None]:
     """Traces the code inside for arrays `[b, n, ...]` in equal parts on rows x tokens devices.
 
     Args:
       rows: Parts of the rows.
       tokens: Parts of the tokens, in their order.
-      gather: From a weight in parts to the whole weight on each device, with a gradient in parts.
+      gather: From a weight in parts to the whole weight on each device, with a gradient in parts. None if devices hold
+        whole weights.
     """
     _divided.append((rows, tokens))
     _gather.append(gather)
@@ -29,9 +30,9 @@ def divided(rows: int = 1, tokens: int = 1, gather: Callable[[Tensor], Tensor] =
         _gather.pop()
 
 
-def gathered(weight: Tensor) -> Tensor:
-    """The whole weight on each device."""
-    return _gather[-1](weight) if _gather else weight
+def gather_of_weights() -> Callable[[Tensor], Tensor] | None:
+    """The function `gather` of `divided`."""
+    return _gather[-1] if _gather else None
 
 
 def token_parts() -> int:

@@ -91,7 +91,7 @@ class Step:
     def _place(self, *axes):
         """The sharding of an array whose axes the mesh's axes divide. In `shard_map` only its own mesh is known."""
         spec = PartitionSpec(*axes)
-        return NamedSharding(self.mesh, spec) if axes[0] == ROWS else spec
+        return NamedSharding(self.mesh, spec) if jax.sharding.get_abstract_mesh().empty else spec
 
     def _divided(self, rows):
         """The objective, with tokens that the axis `sequence` divides; `rows` are the axes that divide the rows."""
@@ -113,8 +113,8 @@ class Step:
         mapping = [(v, values[v.path]) for v in self.model.weights]
         mapping += list(zip(self._seeds, seeds, strict=False))
         scope = keras.StatelessScope(state_mapping=mapping, initialize_variables=False)
-        parts = {"rows": self.mesh.shape[FSDP], "tokens": self.mesh.shape[SEQUENCE]}
-        with scope, divided(**parts, gather=self._gathered):
+        rows, tokens = self.mesh.shape[FSDP], self.mesh.shape[SEQUENCE]
+        with scope, divided(rows, tokens, gather=self._gathered if rows > 1 else None):
             yield
 
     def _gathered(self, weight):
@@ -122,17 +122,14 @@ class Step:
         part = of_weight(self.mesh, weight.shape).spec
         if FSDP not in part:
             return weight
-        whole = PartitionSpec(*[None if axis == FSDP else axis for axis in part])
-        inside = not jax.sharding.get_abstract_mesh().empty  # of `shard_map`, which knows its own mesh alone
-        place = lambda x, spec: jax.lax.with_sharding_constraint(  # noqa: E731
-            x, spec if inside else NamedSharding(self.mesh, spec)
-        )
+        place = jax.lax.with_sharding_constraint
+        parts, whole = self._place(*part), self._place(*[None if axis == FSDP else axis for axis in part])
 
         @jax.custom_vjp
         def gather(x):
             return place(x, whole)
 
-        gather.defvjp(lambda x: (gather(x), None), lambda _, gradient: (place(gradient, part),))
+        gather.defvjp(lambda x: (gather(x), None), lambda _, gradient: (place(gradient, parts),))
         return gather(weight)
 
     def _with_weights(self, function):
