@@ -9,6 +9,7 @@ from etils import epath
 from flash_tf import model_stats, owned_files, presets
 from flash_tf.config import Config
 from flash_tf.data import tokenizers
+from flash_tf.data.generated import Generated
 from flash_tf.data.rows import placed
 from flash_tf.data.sources import SOURCES
 from flash_tf.data.sources.prepared import PreparedText
@@ -114,7 +115,7 @@ def _text(config):
     source, encoder = SOURCES.build(config.data.source), objective_of(config).encoder_of(config, None)
     for split in ("train", "validation"):
         shards = source.shards(split)
-        if encoder is not None and not hasattr(source, "words"):  # a generator makes no mistake
+        if encoder is not None and not isinstance(source, Generated):  # which makes no mistake
             for one in itertools.islice(placed(source, split, shards[0]), CHECKED):
                 encoder.check(one)
 

@@ -9,7 +9,7 @@ import tensorflow_datasets as tfds
 
 from flash_tf import config
 from flash_tf.data.sources import SOURCES
-from flash_tf.training import loop
+from flash_tf.training import loop, preflight
 from flash_tf.training.tasks import TASKS
 from tests.contracts.test_configs import SMALL, shrunk
 from tests.data.test_example_sources import TEXT, store
@@ -144,3 +144,11 @@ def test_the_config_of_a_task_takes_a_step_on_examples_with_the_real_features(na
     small = shrunk(name, kept, found, "model.remat=false", *steps, "train.jit_compile=false")
     evaluation = loop.train(small, str(tmp_path / "run"), runs.Lines())
     assert np.isfinite(evaluation["loss"]) and small.evaluation.metric in evaluation
+
+
+def test_a_word_that_list_ops_lacks_is_refused_before_any_work(tmp_path):
+    (tmp_path / "bad.tsv").write_text("Source\tTarget\n( ( [MAX 2 ) 9 ) ]\t12\n")
+    source = f"data.source={{type: list_ops_files, train: {tmp_path}/bad.tsv, validation: {tmp_path}/bad.tsv}}"
+    loaded = config.load("long_range/arena_list_ops_flash", [source])
+    with pytest.raises(ValueError, match="bad.tsv, line 2 needs the words of ListOps, got '12'"):
+        preflight.check(loaded)
