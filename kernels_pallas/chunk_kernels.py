@@ -33,11 +33,11 @@ def launch(name: str, m: Sizes, *given: jax.Array, interpret: bool = False) -> l
     """Runs a kernel.
 
     Args:
-      name: "values": (p, bias, K) -> X. "gated": (p, bias, [A Q], X) -> Y. "gate_gradient": (p, bias, Y, dY, Q) -> du
-        in its columns of dp, Z, sums of du. "value_gradient": (p, bias, [A; K^T], Z, dp) -> dp with dv, sums of dv.
-        "sums" and "sums_gradient": (X or Z, enters, leaves) -> the same tensor, with sums over chunks in place of each
-        chunk's own; they follow "values" and "gate_gradient" unless `summed_inside`. "representation_gradient":
-        (dz, dp) -> dp with dz.
+      name: "values": (p, bias, K) -> X. "gated": (p, bias, [A Q], X) -> Y. "gate_gradient": (p, bias, Y, dY) -> du in
+        its columns of dp, Z without D, sums of du. "gate_sums": (Z, Q) -> Z. "value_gradient": (p, bias, [A; K^T], Z,
+        dp) -> dp with dv, sums of dv. "sums" and "sums_gradient": (X or Z, enters, leaves) -> the same tensor, with
+        sums over chunks in place of each chunk's own; they follow "values" and "gate_sums" unless `summed_inside`.
+        "representation_gradient": (dz, dp) -> dp with dz.
       m: Sizes.
       *given: Arrays of the shapes `arguments(name, m)`. p `[tokens, 2e + s]` is the in-projection without its bias.
       interpret: Whether Pallas' interpreter runs it, on any machine.
@@ -84,7 +84,7 @@ def _wide(x):
     return x.astype(jnp.float32)
 
 
-# One program of `values` and `gate_gradient`: some columns, and all chunks of a row or one chunk, in blocks of tokens.
+# One program of `values` and `gate_sums`: some columns, and all chunks of a row or one chunk, in blocks of tokens.
 
 
 def _over_tokens(m, depth, step, carry, write, backward=False):
@@ -131,26 +131,38 @@ def _values(p, bias, k, x, *, m, sigmoid):
     _over_tokens(m, block(m.c, 64), step, jnp.zeros((m.t, m.columns), jnp.float32), write)
 
 
-def _gate_gradient(p, bias, y, dy, q, dp, z, sums, *, m, sigmoid):
+def _gate_sums(z_in, q, z, *, m, sigmoid):
+    del sigmoid
     cols = pl.ds(pl.program_id(0) * m.columns, m.columns)
+
+    def step(tokens, rows, total):
+        return total + _dot(q[tokens, :].T, z_in[rows, cols])
+
+    def write(chunk, total):
+        z[pl.ds(chunk * m.depth + m.c, m.t), cols] = total.astype(z.dtype)
+
+    _over_tokens(m, block(m.c, 64), step, jnp.zeros((m.t, m.columns), jnp.float32), write, backward=True)
+
+
+# One program of `gate_gradient`: a chunk, and twice the columns. It is elementwise, and many programs share an SM.
+
+
+def _gate_gradient(p, bias, y, dy, dp, z, sums, *, m, sigmoid):
+    depth, columns = block(m.c, 16), block(m.e, 128)
+    cols, chunk = pl.ds(pl.program_id(0) * columns, columns), pl.program_id(1)
     shift = bias[0, cols][None]
 
-    def step(tokens, rows, carry):
-        total, added = carry
+    def step(i, added):
+        tokens = pl.ds(chunk * m.c + i * depth, depth)
         u, g = _away(_wide(p[tokens, cols]) + shift), _wide(dy[tokens, cols])
         s = sigmoid(u)
         du = g * _wide(y[tokens, cols]) * (1.0 / u + 1.0 - s)  # g O silu'(u)
-        gu = (g * u * s).astype(z.dtype)
         dp[tokens, cols] = du.astype(dp.dtype)
-        z[rows, cols] = gu
-        return total + _dot(q[tokens, :].T, gu), added + jnp.sum(du, axis=0)
+        z[pl.ds(chunk * m.depth + i * depth, depth), cols] = (g * u * s).astype(z.dtype)
+        return added + du
 
-    def write(chunk, carry):
-        z[pl.ds(chunk * m.depth + m.c, m.t), cols] = carry[0].astype(z.dtype)
-
-    carry = jnp.zeros((m.t, m.columns), jnp.float32), jnp.zeros((m.columns,), jnp.float32)
-    _, added = _over_tokens(m, block(m.c, 32), step, carry, write, backward=True)
-    sums[pl.program_id(1), cols] = added
+    added = lax.fori_loop(0, m.c // depth, step, jnp.zeros((depth, columns), jnp.float32))
+    sums[chunk, cols] = jnp.sum(added, axis=0)
 
 
 # One program of `gated` and `value_gradient`: a tile of a chunk's result.
@@ -254,10 +266,17 @@ _SUMS = lambda m: (m.e // _sum_tile(m)[1], m.t // _sum_tile(m)[0], m.rows)  # no
 PLANS = {
     "values": lambda m: (_values, _TOKENS(m), (4, 3)),
     "gated": lambda m: (_gated, _TILES(m), (4, 3)),
-    "gate_gradient": lambda m: (_gate_gradient, _TOKENS(m), (4, 3)),
+    "gate_gradient": lambda m: (_gate_gradient, (m.e // block(m.e, 128), m.rows * m.chunks), (4, 1)),
+    "gate_sums": lambda m: (_gate_sums, _TOKENS(m), (4, 3)),
     "value_gradient": lambda m: (_value_gradient, _TILES(m), (4, 3)),
     "sums": lambda m: (_sums, _SUMS(m), (1, 1)),
     "sums_gradient": lambda m: (functools.partial(_sums, gradient=True), _SUMS(m), (1, 1)),
     "representation_gradient": lambda m: (_representation_gradient, (m.tokens // block(m.c, 64),), (4, 1)),
 }
-IN_PLACE = {"value_gradient": {4: 0}, "sums": {0: 0}, "sums_gradient": {0: 0}, "representation_gradient": {1: 0}}
+IN_PLACE = {
+    "gate_sums": {0: 0},
+    "value_gradient": {4: 0},
+    "sums": {0: 0},
+    "sums_gradient": {0: 0},
+    "representation_gradient": {1: 0},
+}

@@ -12,7 +12,7 @@ from kernels_xla.common.masks import documents
 from kernels_xla.common.spec import Tensor
 from kernels_xla.flash.operands import Operands, operands
 
-KERNELS = ["values", "gated", "gate_gradient", "value_gradient", "representation_gradient"]
+KERNELS = ["values", "gated", "gate_gradient", "gate_sums", "value_gradient", "representation_gradient"]
 SUMS = ["sums", "sums_gradient"]
 
 
@@ -130,7 +130,8 @@ def _gated(m, p, bias, weights, q, k, enters, leaves):
 
     def gradient(*arguments, upstream=None):
         dy = arguments[0] if upstream is None else upstream
-        dp, z, of_u = programs.run("gate_gradient", m, p, bias, y, dy, q)
+        dp, z, of_u = programs.run("gate_gradient", m, p, bias, y, dy)
+        [z] = programs.run("gate_sums", m, z, q)
         if not m.summed_inside:
             [z] = programs.run("sums_gradient", m, z, ops.flip(enters, 0), leaves)
         keys = ops.swapaxes(chunks(k, m.c), 1, 2)

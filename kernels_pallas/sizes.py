@@ -64,11 +64,11 @@ def results(name: str, m: Sizes) -> list[tuple[tuple[int, ...], str]]:
     """Shapes and dtypes of a kernel's results."""
     stacked = (m.rows * m.chunks * m.depth, m.e), m.dtype
     gradient = (m.tokens, m.width), m.dtype
-    programs = m.rows if m.summed_inside else m.rows * m.chunks
     return {
         "values": [stacked],
         "gated": [((m.tokens, m.e), m.dtype)],
-        "gate_gradient": [gradient, stacked, ((programs, m.e), "float32")],
+        "gate_gradient": [gradient, stacked, ((m.rows * m.chunks, m.e), "float32")],
+        "gate_sums": [stacked],
         "value_gradient": [gradient, ((m.tokens // block(m.c, 128), m.e), "float32")],
         "sums": [stacked],
         "sums_gradient": [stacked],
@@ -86,7 +86,8 @@ def arguments(name: str, m: Sizes) -> list[tuple[tuple[int, ...], str]]:
     return {
         "values": [p, bias, heads],
         "gated": [p, bias, joined[0], stacked],
-        "gate_gradient": [p, bias, y, y, heads],
+        "gate_gradient": [p, bias, y, y],
+        "gate_sums": [stacked, heads],
         "value_gradient": [p, bias, joined[1], stacked, p],
         "sums": [stacked, *flags],
         "sums_gradient": [stacked, *flags],
