@@ -6,6 +6,7 @@ import time
 import keras
 import orbit
 import tensorflow as tf
+from tensorflow.python.framework import ops
 
 from flash_tf.config import Config
 from flash_tf.training import update, workers
@@ -13,6 +14,7 @@ from flash_tf.training.optimizer import AdamW
 from flash_tf.training.update import COLUMNS, LOOP_SECONDS
 
 STACKED = 2**21  # the most tokens that a loop takes to the device at once
+NAMES = 2**18  # more than a process counts before its first step; counting there takes 0.1 s
 
 
 def uses_xla(config: Config, model: keras.Model) -> bool:
@@ -164,6 +166,7 @@ class Trainer(orbit.AbstractTrainer):
     def _compile(self):
         """Compiles one device's program by a loop of no steps, while the text of its first batches is tokenised."""
         if isinstance(self.strategy, tf.distribute.OneDeviceStrategy):
+            _round_up_names()
             spec = self._iterator.element_spec
             batches = {name: tf.zeros([self._most, *x.shape], x.dtype) for name, x in spec.items()}
             self._run(batches, self.global_step.read_value(), tf.constant(0), tf.zeros((), tf.float64))
@@ -220,6 +223,15 @@ class Trainer(orbit.AbstractTrainer):
     def _now(self):
         """The time. TensorFlow has none among deterministic operators, so that no waiting is seen then."""
         return tf.zeros((), tf.float64) if self.step.config.train.deterministic else tf.timestamp()
+
+
+def _round_up_names():
+    """Gives what is traced next the names that it has in every process: by them XLA's cache finds its programs.
+
+    They hold a count of what the process made before, which is more where a run goes on from a checkpoint.
+    """
+    while ops.uid() % NAMES:
+        pass
 
 
 def _in_place(x):
