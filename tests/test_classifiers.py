@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from flash_tf import config
+from flash_tf.models.causal_lm import CausalLM
 from flash_tf.models.classifier import Classifier
 from flash_tf.models.masked_lm import MaskedLM
 from flash_tf.models.matcher import Matcher
@@ -17,6 +18,7 @@ B, N, V, D = 3, 21, 40, 16
 MIXER = {"type": "flash", "chunk_size": 8, "key_dim": 8}
 SMALL = {"vocabulary_size": V, "width": D, "depth": 1, "mixer": MIXER, "max_length": N, "hidden": 12}
 STACK = {name: value for name, value in SMALL.items() if name != "hidden"} | {"position_embedding": "learned"}
+ATTENTION = ["self_attention", "linear_attention"]
 each = pytest.mark.parametrize(("cls", "shape"), [(Classifier, (B, N)), (Matcher, (B, 2, N))])
 
 
@@ -108,6 +110,31 @@ def test_a_classifier_starts_from_the_stack_of_a_language_model_and_keeps_its_ne
     assert (to_numpy(model.inner.kernel.value) == inner).all() and (to_numpy(model.outer.kernel.value) == outer).all()
     ids = token_ids(B, N)
     assert (to_numpy(model.encode(ids)) == to_numpy(source.encode(ids))).all()
+
+
+def test_a_model_of_another_mixer_takes_what_fits_and_says_what_does_not():
+    options = {name: SMALL[name] for name in ("vocabulary_size", "width")} | {"depth": 2}
+    softmax, linear = ({"mixer": {"type": name, "heads": 2}, "feedforward": {"type": "glu"}} for name in ATTENTION)
+    source = model_of(CausalLM, options, **softmax)
+    model = model_of(CausalLM, options, **linear, position_embedding="learned", max_length=N)
+    done = model.init_from(source)
+    assert (done.fresh, done.left) == (["positions/embeddings"], ["positions/a"])
+    theirs, ours = ({v.path.partition("/")[2]: to_numpy(v.value) for v in one.weights} for one in (source, model))
+    assert all((ours[name] == theirs[name]).all() for name in done.loaded) and len(done.loaded) == len(theirs) - 1
+
+    done = model_of(CausalLM, options, mixer=MIXER).init_from(source)
+    assert sorted({name.partition("/")[0] for name in done.loaded}) == [
+        "embedding",
+        "final_norm",
+        "mixer_0",
+        "mixer_1",
+        "output_bias",
+        "positions",
+    ]
+    assert "mixer_*/mixer/in_projection/kernel, mixer_*/mixer/in_projection/bias" in str(done)
+    assert "mixer_1" not in str(done) and "left behind: " in str(done)
+    with pytest.raises(ValueError, match=r"embedding/embeddings needs shape \(40, 8\), got \(40, 16\)"):
+        model_of(CausalLM, options, mixer=MIXER, width=8).init_from(source)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,11 @@
 """The weights of one model as the start of another."""
 
+import re
 from typing import NamedTuple
 
 import keras
+
+OF_BLOCKS = r"(mixer|feedforward)_\d+/|positions/"  # weights, by their path below the model's name
 
 
 class Transfer(NamedTuple):
@@ -19,13 +22,16 @@ class Transfer(NamedTuple):
     left: list[str]
 
     def __str__(self):
-        fresh = f"; not loaded: {', '.join(self.fresh)}" if self.fresh else ""
-        left = f"; left behind: {', '.join(self.left)}" if self.left else ""
+        fresh = f"; not loaded: {_listed(self.fresh)}" if self.fresh else ""
+        left = f"; left behind: {_listed(self.left)}" if self.left else ""
         return f"{len(self.loaded)} weights loaded{fresh}{left}"
 
 
 def transfer(source: keras.Model, model: keras.Model) -> Transfer:
-    """Assigns the weights of `source` to `model`. They may differ in their heads alone.
+    """Assigns the weights of `source` to `model`. They may differ in their heads.
+
+    If their mixers are of other types, as softmax and linear attention, blocks and position embeddings take what fits
+    by name and shape, and the rest stays fresh.
 
     Args:
       source: A built language model or classifier.
@@ -35,26 +41,30 @@ def transfer(source: keras.Model, model: keras.Model) -> Transfer:
       ValueError: The stacks differ. The message names a weight. Nothing was assigned.
     """
     theirs, ours = ({v.path.partition("/")[2]: v for v in one.weights} for one in (source, model))
-    done = Transfer(
-        loaded=[name for name in ours if name in theirs],
-        fresh=[name for name in ours if name not in theirs],
-        left=[name for name in theirs if name not in ours],
-    )
+    kinds = [{type(mixer) for mixer in one.mixers} for one in (source, model)]
+    free = re.compile(OF_BLOCKS if kinds[0] != kinds[1] else r"(?!)")  # the latter matches no name
+    common = [n for n in ours if n in theirs and (ours[n].shape == theirs[n].shape or not free.match(n))]
+    done = Transfer(common, *([name for name in one if name not in common] for one in (ours, theirs)))
     start = f"a {type(model).__name__} cannot start from this {type(source).__name__}"
     for name in done.loaded:
         if ours[name].shape != theirs[name].shape:
             shapes = f"needs shape {tuple(ours[name].shape)}, got {tuple(theirs[name].shape)}"
             raise ValueError(f"{start}: {name} {shapes}")
-    if lacking := _of_stack(done.fresh, model):
+    if lacking := _of_stack(done.fresh, model, free):
         raise ValueError(f"{start}: it needs {lacking}, which is not there")
-    if more := _of_stack(done.left, source):
+    if more := _of_stack(done.left, source, free):
         raise ValueError(f"{start}: it has no place for {more}")
     for name in done.loaded:
         ours[name].assign(theirs[name])
     return done
 
 
-def _of_stack(names, model):
+def _listed(names):
+    """Names for a line, with one name in place of the same weight of each block."""
+    return ", ".join(dict.fromkeys(re.sub(r"_\d+/", "_*/", name) for name in names))
+
+
+def _of_stack(names, model, free):
     """Names the first of some weights outside a model's head, and counts the others; empty if there is none."""
-    stack = [name for name in names if not {name, name.partition("/")[0]} & set(model.HEAD)]
+    stack = [n for n in names if not {n, n.partition("/")[0]} & set(model.HEAD) and not free.match(n)]
     return " and ".join([*stack[:1], *([f"{len(stack) - 1} more"] if len(stack) > 1 else [])])
