@@ -10,6 +10,7 @@ import tensorflow as tf
 from flash_tf.data.prepared_input import PreparedBatches
 from flash_tf.data.stream import EvaluationBatches
 from flash_tf.training.evaluation import summarize, token_sums
+from flash_tf.training.trainer import round_up_names
 
 
 class Evaluator(orbit.AbstractEvaluator):
@@ -66,6 +67,7 @@ class Evaluator(orbit.AbstractEvaluator):
         return per_replica(dataset, dataset.element_spec["tokens"].shape[0], context)
 
     def _all_replicas(self, batch):
+        round_up_names()
         sums = self.strategy.run(self._sums, args=(batch,))
         return self.strategy.reduce(tf.distribute.ReduceOp.SUM, sums, axis=None)
 
@@ -84,6 +86,7 @@ class TaskEvaluator(Evaluator):
         return self._objective.summarize({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
 
     def _all_replicas(self, batch):
+        round_up_names()
         outputs = self.strategy.run(self._sums, args=(batch,))
         return {name: self.strategy.gather(x, axis=0) for name, x in outputs.items()}
 

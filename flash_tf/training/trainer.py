@@ -17,6 +17,17 @@ STACKED = 2**21  # the most tokens that a loop takes to the device at once
 NAMES = 2**18  # more than a process counts before its first step; counting there takes 0.1 s
 
 
+@tf.autograph.experimental.do_not_convert
+def round_up_names() -> None:
+    """Called first in a function that TensorFlow traces, names its program alike in every process.
+
+    By names XLA's cache finds programs. They hold a count of what the process made before, which is more where a run
+    goes on from a checkpoint.
+    """
+    while ops.uid() % NAMES:
+        pass
+
+
 def uses_xla(config: Config, model: keras.Model) -> bool:
     """Whether XLA compiles forward and backward. "auto" chooses the faster way by our measurements.
 
@@ -166,7 +177,6 @@ class Trainer(orbit.AbstractTrainer):
     def _compile(self):
         """Compiles one device's program by a loop of no steps, while the text of its first batches is tokenised."""
         if isinstance(self.strategy, tf.distribute.OneDeviceStrategy):
-            _round_up_names()
             spec = self._iterator.element_spec
             batches = {name: tf.zeros([self._most, *x.shape], x.dtype) for name, x in spec.items()}
             self._run(batches, self.global_step.read_value(), tf.constant(0), tf.zeros((), tf.float64))
@@ -186,6 +196,7 @@ class Trainer(orbit.AbstractTrainer):
 
     def _program(self, batches, first, num_steps, waited):
         """The records of steps on batches from `_stacked`, with zeros after them."""
+        round_up_names()
 
         def loop(batches, first, num_steps):
             def body(i, history):
@@ -199,6 +210,7 @@ class Trainer(orbit.AbstractTrainer):
 
     def _steps(self, iterator, first, num_steps, waited):
         """The records of steps on the next batches, and the seconds that they waited for them."""
+        round_up_names()
         history = tf.TensorArray(tf.float32, size=num_steps, element_shape=[len(COLUMNS)])
         for i in tf.range(num_steps):
             batch, seconds = self._timed(iterator)
@@ -223,15 +235,6 @@ class Trainer(orbit.AbstractTrainer):
     def _now(self):
         """The time. TensorFlow has none among deterministic operators, so that no waiting is seen then."""
         return tf.zeros((), tf.float64) if self.step.config.train.deterministic else tf.timestamp()
-
-
-def _round_up_names():
-    """Gives what is traced next the names that it has in every process: by them XLA's cache finds its programs.
-
-    They hold a count of what the process made before, which is more where a run goes on from a checkpoint.
-    """
-    while ops.uid() % NAMES:
-        pass
 
 
 def _in_place(x):

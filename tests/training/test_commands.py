@@ -236,18 +236,19 @@ def test_a_signal_saves_and_ends_with_128_plus_its_number_and_the_same_command_g
 
 
 @pytest.mark.full
-def test_a_run_that_goes_on_finds_the_program_that_xla_kept(tmp_path, monkeypatch):
+def test_a_run_that_goes_on_finds_the_programs_that_xla_kept(tmp_path, monkeypatch):
     cache = tmp_path / "cache"
     cache.mkdir()
     kept = f"--tf_xla_persistent_cache_directory={cache} --tf_xla_persistent_cache_device_types=CPU"
     monkeypatch.setenv("TF_XLA_FLAGS", kept)
     runs.corpus(tmp_path)
-    train = {"steps": 10**6, "steps_per_loop": 5, "checkpoint_every": 10**6, "jit_compile": True}
-    runs.write(tmp_path, model={"depth": 1}, train=train, evaluation={"every": None})
-    assert interrupted(tmp_path, signal.SIGTERM, after=5)[0] == 143
-    [program] = cache.iterdir()
-    assert interrupted(tmp_path, signal.SIGTERM, after=len(runs.losses(tmp_path / "model")) + 5)[0] == 143
-    assert list(cache.iterdir()) == [program]
+    train = {"steps": 10**6, "steps_per_loop": 10, "checkpoint_every": 10**6, "jit_compile": True}
+    runs.write(tmp_path, model={"depth": 1}, train=train, evaluation={"every": 200})
+    assert interrupted(tmp_path, signal.SIGTERM, after=210)[0] == 143
+    programs = set(cache.iterdir())
+    assert len(programs) == 2  # of steps and of evaluation
+    assert interrupted(tmp_path, signal.SIGTERM, after=410)[0] == 143
+    assert set(cache.iterdir()) == programs
 
 
 @pytest.mark.full
