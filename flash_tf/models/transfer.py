@@ -6,6 +6,7 @@ from typing import NamedTuple
 import keras
 
 OF_BLOCKS = r"(mixer|feedforward)_\d+/|positions/"  # weights, by their path below the model's name
+MOST_NAMES = 6  # in a line
 
 
 class Transfer(NamedTuple):
@@ -60,8 +61,11 @@ def transfer(source: keras.Model, model: keras.Model) -> Transfer:
 
 
 def _listed(names):
-    """Names for a line, with one name in place of the same weight of each block."""
-    return ", ".join(dict.fromkeys(re.sub(r"_\d+/", "_*/", name) for name in names))
+    """Names for a line, with one in place of the same weight of each block, and of a layer's if there are many."""
+    short = dict.fromkeys(re.sub(r"_\d+/", "_*/", name) for name in names)
+    if len(short) > MOST_NAMES:
+        short = dict.fromkeys(re.sub(r"^([^/]+/[^/]+)/.*", r"\1/*", name) for name in short)
+    return ", ".join(short)
 
 
 def _of_stack(names, model, free):
