@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 import keras
 import orbit
 import tensorflow as tf
-from tensorflow.python.framework import ops
 
 from flash_tf.config import Config
 from flash_tf.data.prepared_input import PreparedBatches, PreparedStream
@@ -57,25 +56,13 @@ def train(
     if config.train.deterministic:
         tf.config.experimental.enable_op_determinism()
     strategy = make_strategy(config.strategy, progress.line)
-    owned = Owner(model_dir if is_chief(strategy) else None, progress.line)
-    with _gradients_forgotten(), workers.together(strategy), owned as owner:
+    with workers.together(strategy), Owner(model_dir if is_chief(strategy) else None, progress.line) as owner:
         begins()
         run = open_run(config, model_dir, strategy, progress, extends)
         on_tpu = config.strategy.type == "tpu"
         with run.begun(), mirror.mirrored(config, model_dir, run.chief, progress.line) as copy:
             with maintenance.watched(progress.line) if on_tpu else contextlib.nullcontext():
                 return _train(run, owner, copy)
-
-
-@contextlib.contextmanager
-def _gradients_forgotten():
-    """Lets a run's graphs go with it. TensorFlow keeps the custom gradients of each graph, and they keep the graph."""
-    known = set(ops.gradient_registry.list())
-    try:
-        yield
-    finally:
-        for name in set(ops.gradient_registry.list()) - known:
-            del ops.gradient_registry._registry[name]
 
 
 def _train(run, owner, copy):
