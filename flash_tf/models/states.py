@@ -58,7 +58,8 @@ def _said(name, shape):
 
 def _number(x):
     """The largest of some integers; None while a function is traced."""
+    largest = ops.max(x)
     try:
-        return int(ops.max(x))
+        return int(largest)
     except (TypeError, AttributeError, NotImplementedError):
         return None
