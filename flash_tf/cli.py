@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 import traceback
+import zlib
 from pathlib import Path
 
 from flash_tf import __version__, commands
@@ -176,8 +177,9 @@ def _keep_programs() -> None:
         return
     home = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))  # noqa: TID251
     with contextlib.suppress(OSError, importlib.metadata.PackageNotFoundError):  # it does without
-        # A program is for one version of TensorFlow and one kind of GPU.
-        folder = home / "flash-tf" / f"xla-{importlib.metadata.version('tensorflow')}-{platform.node()}"
+        # A program is for one version of TensorFlow, one kind of GPU and the options of XLA.
+        options = f"{zlib.crc32(os.environ.get('XLA_FLAGS', '').encode()):08x}"  # noqa: TID251
+        folder = home / "flash-tf" / f"xla-{importlib.metadata.version('tensorflow')}-{platform.node()}-{options}"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for program in folder.glob("xla_compile_cache__*"):
             if time.time() - program.stat().st_mtime > KEPT_SECONDS:

@@ -108,7 +108,8 @@ def obstacle(m: Sizes) -> str | None:
 def is_faster(m: Sizes) -> bool:
     """Whether the fused kernels were measured to be faster than einsums at such sizes."""
     whole = m.c % 256 == m.e % 256 == m.s % 128 == 0
-    return whole and m.dtype == "bfloat16" and m.summed_inside
+    masked = m.orders == ("all",) and m.rows >= 8 and m.chunks >= 32
+    return whole and m.dtype == "bfloat16" and (m.summed_inside or masked)
 
 
 def _with_representation(m, rows):

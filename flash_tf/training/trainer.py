@@ -7,6 +7,7 @@ import keras
 import orbit
 import tensorflow as tf
 from tensorflow.python.framework import ops
+from tensorflow.python.framework.config import is_op_determinism_enabled
 
 from flash_tf.config import Config
 from flash_tf.training import update, workers
@@ -22,10 +23,12 @@ def round_up_names() -> None:
     """Called first in a function that TensorFlow traces, names its program alike in every process.
 
     By names XLA's cache finds programs. They hold a count of what the process made before, which is more where a run
-    goes on from a checkpoint.
+    goes on from a checkpoint. The cache does not tell deterministic programs from others, so the names do.
     """
     while ops.uid() % NAMES:
         pass
+    if is_op_determinism_enabled():
+        ops.uid()
 
 
 def uses_xla(config: Config, model: keras.Model) -> bool:

@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import shlex
+import shutil
 import signal
 import struct
 import subprocess
@@ -249,6 +250,10 @@ def test_a_run_that_goes_on_finds_the_programs_that_xla_kept(tmp_path, monkeypat
     assert len(programs) == 2  # of steps and of evaluation
     assert interrupted(tmp_path, signal.SIGTERM, after=410)[0] == 143
     assert set(cache.iterdir()) == programs
+    runs.write(tmp_path, model={"depth": 1}, train={**train, "deterministic": True}, evaluation={"every": 200})
+    shutil.rmtree(tmp_path / "model")
+    assert interrupted(tmp_path, signal.SIGTERM, after=210)[0] == 143
+    assert len(set(cache.iterdir()) - programs) == 2  # others, although the graphs are the same
 
 
 @pytest.mark.full
