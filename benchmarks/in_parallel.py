@@ -99,10 +99,7 @@ def run(commands: Sequence[Command], at_once: int, progress: Progress) -> list[i
             progress.status(many, f"{len(running)} running", passed)
             time.sleep(POLL)
     finally:
-        for child, _ in running.values():
-            child.terminate()
-        for child, _ in running.values():
-            _wait(child)
+        _end([child for child, _ in running.values()])
         progress.clear()
     return [statuses[i] for i in range(len(commands))]
 
@@ -125,12 +122,15 @@ def _ended(command, status, seconds, progress):
     progress.line(f"{name}: {passed}" if status == 0 else f"{name} failed after {passed}, see {command.log}: {last}")
 
 
-def _wait(child):
-    try:
-        child.wait(GRACE)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()
+def _end(children):
+    for child in children:
+        child.terminate()
+    for child in children:
+        try:
+            child.wait(GRACE)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
 
 
 def _lines(log):
