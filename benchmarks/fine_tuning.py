@@ -8,7 +8,8 @@ The masked models of `fine_tuning.yaml` are trained first, on the files of `wiki
 learning rates with seed 0. The better one on validation is trained with the other seeds, and the best checkpoints are
 scored on the test file. So are new weights of the same model with the same tokenizer. `fine_tuning_data.py` splits the
 data. Trainings run as `flash-tf train`, several at a time, in folders of OUT; what is complete there is not trained
-again, so the command may be stopped and started again. Both tasks may share an OUT, and the masked models in it.
+again, so the command may be stopped and started again. Both tasks may share an OUT, and the masked models in it. A row
+names the commit at hand: other code needs another OUT.
 """
 
 import argparse
@@ -101,7 +102,9 @@ class Experiment:
         config["model"] = {**config["model"], **TABLE["systems"][system]}
         file = self.out / "configs" / f"{name}.yaml"
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(yaml.safe_dump(config, sort_keys=False), "utf-8")
+        text = yaml.safe_dump(config, sort_keys=False)
+        if not file.exists() or file.read_text("utf-8") != text:  # a newer file than a run is another config
+            file.write_text(text, "utf-8")
         return str(file)
 
 

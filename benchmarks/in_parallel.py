@@ -62,10 +62,17 @@ class Training(NamedTuple):
         arguments = ("train", self.config, "--model-dir", str(self.folder), *options)
         return Command(arguments, self.folder.with_name(f"{self.folder.name}.log"))
 
+    @property
+    def complete(self) -> bool:
+        """Whether the run is there, and was trained by this command from the config file as it is now."""
+        config, (_, log) = Path(self.config), self.command
+        older = not config.is_file() or (log.exists() and config.stat().st_mtime <= log.stat().st_mtime)
+        return older and self.folder.is_dir() and self.command.done
+
 
 def train(trainings: Sequence[Training], at_once: int, progress: Progress) -> list[bool]:
     """Trains what is not trained yet; whether each run is now complete. See `run`."""
-    open_ = [one.command for one in trainings if not (one.folder.is_dir() and one.command.done)]
+    open_ = [one.command for one in trainings if not one.complete]
     failed = {c.log for c, status in zip(open_, run(open_, at_once, progress), strict=True) if status}
     return [one.command.log not in failed for one in trainings]
 

@@ -8,7 +8,8 @@
 The systems are the configs of `configs/recall`, at each width and learning rate. They run as `flash-tf train`, several
 at a time, in folders of OUT. A row has the scores at each rate on 3,000 validation examples, after the last step; the
 table has the best rate, which the same examples choose. A run that is complete in OUT is not trained again, so the
-command may be stopped and started again. Rows of other lengths, pairs or widths are other measurements.
+command may be stopped and started again. A row names the commit at hand: other code needs another OUT. Rows of other
+lengths, pairs or widths are other measurements.
 """
 
 import argparse
