@@ -6,6 +6,7 @@ A training of a small model leaves most of a GPU idle. Child processes share it,
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -87,12 +88,12 @@ def run(commands: Sequence[Command], at_once: int, progress: Progress) -> list[i
 
     Raises:
       ValueError: `at_once` is below 1.
-      KeyboardInterrupt: The children have ended.
+      KeyboardInterrupt: SIGINT or SIGTERM came. The children have ended.
     """
     if at_once < 1:
         raise ValueError(f"--parallel must be 1 or more, got {at_once}")
     waiting, running, statuses = list(enumerate(commands)), {}, {}
-    started = time.monotonic()
+    started, before = time.monotonic(), signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         while waiting or running:
             while waiting and len(running) < at_once:
@@ -107,6 +108,7 @@ def run(commands: Sequence[Command], at_once: int, progress: Progress) -> list[i
             time.sleep(POLL)
     finally:
         _end([child for child, _ in running.values()])
+        signal.signal(signal.SIGTERM, before)
         progress.clear()
     return [statuses[i] for i in range(len(commands))]
 
@@ -125,8 +127,8 @@ def _ended(command, status, seconds, progress):
     last = _lines(command.log)[-1]
     with command.log.open("a", encoding="utf-8") as log:
         log.write(f"exit status {status}\n")
-    name, passed = command.log.stem, duration(seconds)
-    progress.line(f"{name}: {passed}" if status == 0 else f"{name} failed after {passed}, see {command.log}: {last}")
+    said = f"{command.log.name.removesuffix('.log')}: {duration(seconds)}"
+    progress.line(said if status == 0 else f"{said}, failed with status {status}, see {command.log}: {last}")
 
 
 def _end(children):

@@ -2,6 +2,7 @@
 
 import io
 import os
+import signal
 import sys
 import time
 
@@ -29,7 +30,7 @@ def test_commands_end_with_their_statuses_in_order_and_a_failed_one_is_shown_wit
     assert in_parallel.run(commands(tmp_path, "a", "b", "c"), 2, Progress(console)) == [0, 1, 0]
     assert (tmp_path / "a.log").read_text() == "$ flash-tf a\nworks on a\nexit status 0\n"
     (failed,) = (line for line in console.getvalue().splitlines() if "failed" in line)
-    assert failed.startswith("b failed after ") and failed.endswith(f"see {tmp_path}/b.log: no such file")
+    assert failed.startswith("b: ") and failed.endswith(f"failed with status 1, see {tmp_path}/b.log: no such file")
     assert len(console.getvalue().splitlines()) == 3
 
 
@@ -47,13 +48,14 @@ def test_at_most_so_many_run_at_a_time_and_share_a_gpu(tmp_path, child):
         in_parallel.run([], 0, Progress(io.StringIO()))
 
 
-def test_an_interrupt_ends_the_children(tmp_path, child, monkeypatch):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_the_children(tmp_path, child, monkeypatch, number):
     child("import os, time; print(os.getpid(), flush=True); time.sleep(60)")
     log, progress = tmp_path / "a.log", Progress(io.StringIO())
 
     def interrupted(*parts):
         if len(log.read_text().splitlines()) > 1:
-            raise KeyboardInterrupt
+            os.kill(os.getpid(), number)
 
     monkeypatch.setattr(progress, "status", interrupted)
     begun = time.monotonic()
