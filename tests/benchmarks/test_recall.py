@@ -75,21 +75,22 @@ def test_wrong_arguments_are_said_in_a_line(tmp_path):
 @pytest.mark.full
 @pytest.mark.parametrize("task", recall.TASKS)
 def test_systems_are_trained_once_and_a_run_that_fails_leaves_the_others(task, tmp_path, capsys):
-    file = tmp_path / "found.jsonl"
-    flags = [str(tmp_path / "out"), "--task", task, "--results", str(file), "--commit", "here", "--parallel", "2"]
-    for option in ("train.steps=2", "train.steps_per_loop=1", "optimizer.warmup_steps=1"):
+    out, file = str(tmp_path / "out"), tmp_path / "found.jsonl"
+    flags = ["--task", task, "--results", str(file), "--commit", "here", "--parallel", "2"]
+    few = [f"data.source.{split}=64" for split in ("train", "validation")]
+    for option in ("train.steps=2", "train.steps_per_loop=1", "optimizer.warmup_steps=1", *few):
         flags += ["--set", option]
-    flags += ["--widths", "32", "--rates", "0.001", "0.003", "--systems"]
-    assert recall.main([*flags, "flash", "transnormer_t2"]) == 0
+    flags += ["--widths", "32", "--rates", "0.001", "0.003", "--systems", "flash", "transnormer_t2"]
+    assert recall.main([out, *flags]) == 0
     rows = result_files.read(file)
     assert [row["system"] for row in rows] == ["flash", "transnormer_t2"]
     for row in rows:
         assert row["accuracy"] == max(row["accuracies"]) and row["state_bytes"] > 0 and row["seconds"] > 0
         assert row["steps"] == 2 and row["rates"] == ["0.001", "0.003"]
-    assert recall.main([*flags, "flash", "transnormer_t2"]) == 0
+    assert recall.main([out, *flags]) == 0
     assert result_files.read(file) == rows
     capsys.readouterr()
-    assert recall.main([*flags, "flash", "transnormer_t2", "--set", "model.depth=3"]) == 1  # not two mixers
+    assert recall.main([f"{out}2", *flags, "--set", "model.depth=3"]) == 1  # not even, for two mixers
     assert "transnormer_t2" not in capsys.readouterr().out
     assert [row["system"] for row in result_files.read(file)] == ["flash", "transnormer_t2", "flash"]
 
