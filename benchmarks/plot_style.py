@@ -18,7 +18,8 @@ MODELS = {
 }
 OTHERS = ("#009E73", "#999999", "#F0E442")
 GREY = "#666666"
-GAP = 0.055  # between labels, as a part of the axes' height
+GAP = 0.055  # between labels of size 9, as a part of the axes' height
+FITTING = 9 / GAP  # labels x their size, in points, that the axes' height has room for
 
 
 def look(model: str, others: Sequence[str] = ()) -> tuple[str, str]:
@@ -59,14 +60,21 @@ def notes(drawn: Figure, lines: Sequence[str]) -> None:
     drawn.text(0.02, 0.015, "\n".join(lines), fontsize=7, color=GREY, va="bottom")
 
 
-def label_lines(axes: Axes) -> None:
-    """Writes each line's label at the right of the axes, near the height of its end, without overlaps."""
+def label_lines(axes: Axes, size: float = 9.0) -> None:
+    """Writes each line's label at the right of the axes, near the height of its end, without overlaps.
+
+    Args:
+      axes: The lines' axes.
+      size: Of the labels, in points.
+    """
     lines = [line for line in axes.lines if not line.get_label().startswith("_")]
     ends = {
         line: axes.transAxes.inverted().transform(axes.transData.transform(line.get_xydata()[-1])) for line in lines
     }
     lines.sort(key=lambda line: ends[line][1])
-    heights = apart([ends[line][1] for line in lines], GAP)
+    gap = GAP * size / 9
+    heights = apart([ends[line][1] for line in lines], gap)
+    heights = [min(height, 1 - i * gap) for i, height in zip(reversed(range(len(lines))), heights, strict=True)]
     for line, height in zip(lines, heights, strict=True):
         axes.annotate(
             line.get_label(),
@@ -75,7 +83,7 @@ def label_lines(axes: Axes) -> None:
             xytext=(1.04, height),
             textcoords="axes fraction",
             color=line.get_color(),
-            fontsize=9,
+            fontsize=size,
             va="center",
             arrowprops={"arrowstyle": "-", "color": line.get_color(), "lw": 0.7, "ls": ":", "shrinkB": 4},
             annotation_clip=False,

@@ -3,9 +3,9 @@
     python -m benchmarks.plots
 
 Training steps: latency, tokens per second, peak memory and speed-up against the context length, for each task and
-device. Decoding: milliseconds a token and bytes of state. Learning: perplexity against steps and time. A figure shows
-one device, and the newest row of each measurement; rows of variants are left out. The figures of the runs of
-`flash-tf train` are drawn by `flash-tf plot`.
+device. Decoding: milliseconds a token and bytes of state. Learning: perplexity against steps and time. Recall: accuracy
+against bytes of state. A figure shows one device, and the newest row of each measurement; rows of variants are left
+out. The figures of the runs of `flash-tf train` are drawn by `flash-tf plot`.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 
-from benchmarks import device, plot_style, result_files
+from benchmarks import device, plot_style, recall, result_files
 from benchmarks.result_files import Row
 
 OUT = result_files.ROOT / "docs/images"
@@ -52,6 +52,7 @@ def figures(folder: str | Path = result_files.FOLDER) -> dict[str, Figure]:
         (step_figures, [row for row in steps if row["tokens"] == device.TOKENS]),
         (decoding_figures, [row for row in read("decode") if "state_bytes" in row]),
         (learning_figures, [row for row in read("learning") if "curve" in row and row["passes"] > 1]),
+        (recall_figures, [row for row in read("recall") if row["state_bytes"] is not None]),
     )
     return {name: figure for draw, rows in kinds for name, figure in _of_each_device(draw, rows).items()}
 
@@ -232,6 +233,30 @@ def decoding_figures(rows: list[Row]) -> dict[str, Figure]:
         plot_style.label_lines(axes)
     plot_style.notes(figure, [f"Greedy, token by token; medians of calls that took turns. Commits: {_commits(rows)}."])
     return {"decode": figure}
+
+
+def recall_figures(rows: list[Row]) -> dict[str, Figure]:
+    """`recall`: a panel for each task, length, number of pairs and width, with a point for each system."""
+    rows = result_files.newest(rows, *recall.MEASURED)
+    kinds = list(dict.fromkeys(tuple(row[name] for name in recall.MEASURED[:-1]) for row in rows))
+    if not kinds:
+        return {}
+    figure, panels = plot_style.figure(f"Recall against the state of one text, {rows[0]['device']}", len(kinds))
+    for axes, kind in zip(panels, kinds, strict=True):
+        own = [row for row in rows if tuple(row[name] for name in recall.MEASURED[:-1]) == kind]
+        own.sort(key=lambda row: -row["accuracy"])
+        for row in own:
+            label, color = plot_style.MODELS.get(row["system"], (row["system"], plot_style.GREY))
+            point = ([row["state_bytes"] / 2**10], [100 * row["accuracy"]])
+            axes.plot(*point, color=color, label=f"{label} {row['accuracy']:.0%}", marker="o", lw=0)
+        task, length, pairs, width = kind
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        axes.set_xlabel(f"state (KiB): {task}, length {length:,}, {pairs} pairs or words, width {width}")
+        axes.set_ylabel("accuracy (%)")
+        plot_style.label_lines(axes, size=min(9.0, plot_style.FITTING / len(own)))
+    plot_style.notes(figure, [f"The better learning rate of each system. Commits: {_commits(rows)}."])
+    return {"recall": figure}
 
 
 def learning_figures(rows: list[Row]) -> dict[str, Figure]:

@@ -196,6 +196,21 @@ def test_decoding_shows_the_newest_comparison_alone(tmp_path):
     assert drawn(figure) == {OURS: [(512, 2), (1024, 3)]} and drawn(figure, 1) == {OURS: [(512, 512), (1024, 1024)]}
 
 
+def test_recall_is_a_panel_for_each_size_with_a_point_for_each_system(tmp_path):
+    about = {"device": GPU, "commit": "1234567", "task": "mqar", "length": 64, "pairs": 4}
+    found = [("flash", 8, 0.1), ("mamba", 4, 1.0), ("flash", 8, 0.5)]  # the second FLASH is newer
+    rows = [
+        {**about, "width": width, "system": name, "state_bytes": 1024 * kib, "accuracy": accuracy}
+        for width in (64, 128)
+        for name, kib, accuracy in found
+    ]
+    write(tmp_path, [*rows, {**rows[0], "system": "informer", "state_bytes": None}], "recall")
+    figure = plots.figures(tmp_path)["recall_h200"]
+    for panel, width in enumerate((64, 128)):
+        assert drawn(figure, panel) == {"mamba 100%": [(4, 100)], "FLASH 50%": [(8, 50)]}
+        assert figure.axes[panel].get_xlabel().endswith(f"mqar, length 64, 4 pairs or words, width {width}")
+
+
 def test_models_are_told_apart_by_colour():
     others = ["a", "b"]
     found = [plot_style.look(model, others)[1] for model in (*plot_style.MODELS, *others)]

@@ -1,0 +1,286 @@
+"""Fine-tunes three small systems on a task of text, from a masked language model and from new weights.
+
+    python -m benchmarks.fine_tuning film_reviews movie_reviews OUT --wikipedia wikipedia
+    python -m benchmarks.fine_tuning questions xquad.en.json OUT --wikipedia wikipedia
+    python -m benchmarks.fine_tuning film_reviews --table
+
+The masked models of `fine_tuning.yaml` are trained first, on the files of `wikipedia_mlm`. Each is fine-tuned at two
+learning rates with seed 0. The better one on validation is trained with the other seeds, and the best checkpoints are
+scored on the test file. So are new weights of the same model with the same tokenizer. `fine_tuning_data.py` splits the
+data. Trainings run as `flash-tf train`, several at a time, in folders of OUT; what is complete there is not trained
+again, so the command may be stopped and started again. Both tasks may share an OUT, and the masked models in it. A row
+names the commit at hand: other code needs another OUT.
+"""
+
+import argparse
+import json
+import statistics
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from benchmarks import device, fine_tuning_data, in_parallel, result_files
+from benchmarks.in_parallel import Command, Training
+from flash_tf import config_merge
+from flash_tf.registry import hint
+from flash_tf.training.progress import Progress
+
+TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+RATES = (2e-4, 1e-3)
+STARTS = ("pretrained", "new")
+COLUMNS = ("task", "system", "start", "rate", "parameters", "perplexity", "validation", "test", "spread", "baseline")
+WIDTHS = (14, 23, 12, 8, 12, 12, 12, 8, 8, 10)
+METRICS = {task: table["evaluation"]["metric"] for task, table in TABLE["tasks"].items()}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Trains and scores what the file lacks, and prints the table; 1 if a command failed."""
+    args = _checked(result_files.parse(_parser(), arguments))
+    status = 0
+    if not args.table:
+        with device.libraries_in_log() as console:
+            status = _measure(args, Progress(console))
+    rows = result_files.read(args.results or result_files.path_of("fine_tuning"))
+    rows = [row for row in rows if row["task"] == args.task and row.get("variant") == args.variant]
+    print(as_text(list({(row["device"], row["system"], row["start"]): row for row in rows}.values())))
+    return status
+
+
+class Case(NamedTuple):
+    """A system and the weights that it starts from, "pretrained" or "new"."""
+
+    system: str
+    start: str
+
+
+class Experiment:
+    """The configs and runs of a task, all in one folder.
+
+    Args:
+      args: The script's arguments.
+
+    Attributes:
+      files: The file of each split.
+    """
+
+    def __init__(self, args: argparse.Namespace):
+        self._args, self.out = args, Path(args.out)
+        self.files = fine_tuning_data.PREPARE[args.task](args.data, self.out / "data" / args.task)
+
+    def pretraining(self, system: str) -> Training:
+        """The masked model of a system."""
+        folder = Path(self._args.wikipedia)
+        source = {"type": "text_files", "documents": "key", "key": "text"}
+        source |= {split: str(folder / f"{name}.jsonl.xz") for split, name in (("train",) * 2, ("validation", "valid"))}
+        data = {"source": source, "tokenizer": str(folder / "sentencepiece.model")}
+        steps = self._args.pretraining_steps
+        overrides = (*self._args.set, *([] if steps is None else [f"train.steps={steps}"]))
+        config = self._written(f"pretraining-{system}", system, TABLE["pretraining"], {"data": data})
+        return Training(config, self.out / "runs" / f"pretraining-{system}", overrides)
+
+    def fine_tuning(self, case: Case, rate: float, seed: int) -> Training:
+        """A run of the task."""
+        task, (system, start) = self._args.task, case
+        source = {"type": "example_files", **{split: str(self.files[split]) for split in ("train", "validation")}}
+        config = self._written(f"{task}-{system}", system, TABLE["tasks"][task], {"data": {"source": source}})
+        known = str(Path(self._args.wikipedia) / "sentencepiece.model")
+        begin = f"data.tokenizer={known}" if start == "new" else f"init_from={self.pretraining(system).folder}"
+        overrides = (begin, f"optimizer.learning_rate={rate}", f"train.seed={seed}", *self._args.set)
+        return Training(config, self.out / "runs" / f"{task}-{system}-{start}-{rate:g}-{seed}", overrides)
+
+    def prediction(self, training: Training) -> tuple[Command, Path]:
+        """The command that predicts the test file with the best checkpoint of a run, and the file that it writes."""
+        folder = self.out / "predictions" / training.folder.name
+        arguments = ("predict", str(training.folder), str(self.files["test"]), "--out", str(folder / "test.jsonl"))
+        return Command(arguments, folder.with_name(f"{folder.name}.log")), folder / "test.jsonl"
+
+    def _written(self, name, system, section, more):
+        config = config_merge.merge(config_merge.merge(TABLE["base"], section), more)
+        config["model"] = {**config["model"], **TABLE["systems"][system]}
+        file = self.out / "configs" / f"{name}.yaml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        text = yaml.safe_dump(config, sort_keys=False)
+        if not file.exists() or file.read_text("utf-8") != text:  # a newer file than a run is another config
+            file.write_text(text, "utf-8")
+        return str(file)
+
+
+def _measure(args, progress):
+    where = in_parallel.device_name()
+    results = result_files.Results(args, "fine_tuning", device=where, packages=("tensorflow", "keras", "numpy"))
+    asked = {"task": args.task, "seeds": list(range(args.seeds))}
+    cases = [Case(system, start) for system in args.systems for start in STARTS]
+    cases = [c for c in cases if not results.has(**asked, **c._asdict())]
+    if not cases:
+        return 0
+    experiment = Experiment(args)
+    ready = _pretrained(experiment, cases, args, progress)
+    rates = _chosen(experiment, ready, args, progress)
+    tests = _tested(experiment, rates, args, progress)
+    for case, scores in tests.items():
+        results.add({**asked, **_row(experiment, case, rates[case], scores, args)})
+    return int(len(tests) < len(cases))
+
+
+def _pretrained(experiment, cases, args, progress):
+    """The cases whose start there is. New weights need none, so their runs fill the device meanwhile."""
+    first = {case: experiment.pretraining(case.system) for case in cases if case.start == "pretrained"}
+    filling = [experiment.fine_tuning(case, rate, 0) for case in cases if case not in first for rate in RATES]
+    progress.line(f"{len(first)} masked models, and {len(filling)} runs of {args.task} from new weights")
+    done = in_parallel.train([*first.values(), *filling], args.parallel, progress)
+    lacking = {case for case, there in zip(first, done, strict=False) if not there}
+    return [case for case in cases if case not in lacking]
+
+
+def _chosen(experiment, cases, args, progress):
+    """For each case the learning rate with the best validation, of the runs that ended."""
+    runs = {(case, rate): experiment.fine_tuning(case, rate, 0) for case in cases for rate in RATES}
+    progress.line(f"{len(runs)} runs of {args.task} with seed 0")
+    done = in_parallel.train(list(runs.values()), args.parallel, progress)
+    found: dict[Case, dict[float, float]] = {}
+    for ((case, rate), run), there in zip(runs.items(), done, strict=True):
+        if there:
+            found.setdefault(case, {})[rate] = best(run, METRICS[args.task])
+    return {case: max(of_rates, key=of_rates.get) for case, of_rates in found.items()}
+
+
+def _tested(experiment, rates, args, progress):
+    """For each case whose seeds are all trained, the test scores of each seed."""
+    runs = {(case, s): experiment.fine_tuning(case, rate, s) for case, rate in rates.items() for s in range(args.seeds)}
+    progress.line(f"{len(runs)} runs of {args.task} with all seeds, and their predictions")
+    done = in_parallel.train(list(runs.values()), args.parallel, progress)
+    runs = {key: run for (key, run), there in zip(runs.items(), done, strict=True) if there}
+    predictions = {key: experiment.prediction(run) for key, run in runs.items()}
+    statuses = in_parallel.run([command for command, _ in predictions.values()], args.parallel, progress)
+    found: dict[Case, list[dict]] = {}
+    for ((case, _), (_, file)), status in zip(predictions.items(), statuses, strict=True):
+        if status == 0:
+            found.setdefault(case, []).append(SCORES[args.task](experiment.files["test"], _lines(file)))
+    return {case: scores for case, scores in found.items() if len(scores) == args.seeds}
+
+
+def _row(experiment, case, rate, scores, args):
+    seeds = [experiment.fine_tuning(case, rate, seed) for seed in range(args.seeds)]
+    other = {r: experiment.fine_tuning(case, r, 0) for r in RATES}
+    metric, described = METRICS[args.task], in_parallel.described(seeds[0])
+    started = in_parallel.evaluations(experiment.pretraining(case.system))[-1] if case.start == "pretrained" else {}
+    return {
+        **case._asdict(),
+        "learning_rate": rate,
+        "parameters": described["parameters"],
+        "n": described["sequence_length"],
+        "steps": in_parallel.evaluations(seeds[0])[-1]["step"],
+        "metric": metric,
+        "test": {name: [one[name] for one in scores] for name in scores[0]},
+        "validation": [best(run, metric) for run in seeds],
+        "validation_of_rates": {
+            f"{r:g}": best(run, metric) for r, run in other.items() if in_parallel.evaluations(run)
+        },
+        "baseline": SCORES[args.task](experiment.files["test"], None),
+        "pretraining_steps": started.get("step"),
+        "pretraining_perplexity": started.get("perplexity"),
+    }
+
+
+def best(run: Training, metric: str) -> float:
+    """The highest value of a metric in a run's evaluations."""
+    return max(record[metric] for record in in_parallel.evaluations(run))
+
+
+def film_review_scores(test: Path, predictions: list[dict] | None) -> dict[str, float]:
+    """The `accuracy` of predictions, or without them the accuracy of always the commonest class."""
+    from flash_tf.training import metrics
+
+    labels = [row["label"] for row in _lines(test)]
+    commonest = Counter(labels).most_common(1)[0][0]
+    found = [commonest] * len(labels) if predictions is None else [row["label"] for row in predictions]
+    numbers = [[fine_tuning_data.CLASSES.index(label) for label in column] for column in (labels, found)]
+    counts = metrics.confusion(*map(_array, numbers), len(fine_tuning_data.CLASSES))
+    return {"accuracy": metrics.accuracy(counts)}
+
+
+def question_scores(test: Path, predictions: list[dict] | None) -> dict[str, float]:
+    """`exact_match` and `f1` by SQuAD's rules, also of the questions with an answer alone; without predictions, of
+    never an answer."""
+    from flash_tf.data import example_formats
+    from flash_tf.training import metrics
+
+    references = [one["answers"]["text"] for one in example_formats.squad(str(test))]
+    answers = [""] * len(references) if predictions is None else [row["answer"] for row in predictions]
+    of: Callable[[Callable], list[float]] = lambda score: [  # noqa: E731
+        score(answer, texts or [""]) for answer, texts in zip(answers, references, strict=True)
+    ]
+    scores = {"exact_match": of(metrics.exact_match), "f1": of(metrics.answer_f1)}
+    answered = {
+        f"answered_{name}": [x for x, texts in zip(values, references, strict=True) if texts]
+        for name, values in scores.items()
+    }
+    return {name: statistics.fmean(values) for name, values in (scores | answered).items()}
+
+
+SCORES = {"film_reviews": film_review_scores, "questions": question_scores}
+
+
+def _array(numbers):
+    import numpy as np
+
+    return np.array(numbers)
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+
+
+def as_text(rows: list[dict]) -> str:
+    """A table of rows: mean of the seeds on validation and test, and the standard deviation of the latter."""
+    lines = [device.table_line(COLUMNS, WIDTHS)]
+    for row in rows:
+        test, metric = row["test"][row["metric"]], row["metric"]
+        perplexity = row["pretraining_perplexity"]
+        cells = (row["task"], row["system"], row["start"], f"{row['learning_rate']:g}", f"{row['parameters']:,}")
+        cells += (None if perplexity is None else f"{perplexity:.2f}", f"{statistics.fmean(row['validation']):.1%}")
+        spread = f"{statistics.stdev(test):.1%}" if len(test) > 1 else None
+        cells += (f"{statistics.fmean(test):.1%}", spread, f"{row['baseline'][metric]:.1%}")
+        lines.append(device.table_line(cells, WIDTHS))
+    return "\n".join(lines)
+
+
+def _checked(args):
+    """The arguments. Overrides make the rows a variant."""
+    if not args.table and (args.data is None or args.out is None):
+        raise ValueError("DATA and OUT are needed, but for --table")
+    if args.seeds < 1 or args.parallel < 1:
+        raise ValueError("--seeds and --parallel must be 1 or more")
+    if unknown := [name for name in args.systems if name not in TABLE["systems"]]:
+        near = hint(unknown[0], TABLE["systems"]) or "."
+        raise ValueError(f"no system is called {unknown[0]!r}{near} There are: {', '.join(TABLE['systems'])}")
+    steps = [] if args.pretraining_steps is None else [f"{args.pretraining_steps} steps of pretraining"]
+    args.variant = args.variant or ", ".join([*args.set, *steps]) or None
+    return args
+
+
+def _parser():
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fine_tuning", description=__doc__.splitlines()[0])
+    parser.add_argument("task", choices=TABLE["tasks"])
+    parser.add_argument("data", nargs="?", metavar="DATA", help="the folder with neg and pos, or the file of questions")
+    parser.add_argument("out", nargs="?", metavar="OUT", help="the folder for data, runs and predictions")
+    parser.add_argument(
+        "--wikipedia", default="wikipedia", metavar="DIR", help="the data of configs/wikipedia_mlm (default wikipedia)"
+    )
+    parser.add_argument("--systems", nargs="+", default=list(TABLE["systems"]), metavar="SYSTEM", help="default: all")
+    parser.add_argument("--seeds", type=int, default=3, help="runs at the better learning rate (default 3)")
+    parser.add_argument("--parallel", type=int, default=12, metavar="N", help="commands at a time (default 12)")
+    parser.add_argument("--pretraining-steps", type=int, metavar="N", help="default: the table's")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="of every training; rows are then a variant"
+    )
+    parser.add_argument("--table", action="store_true", help="measure nothing")
+    result_files.add_options(parser)
+    return parser
+
+
+if __name__ == "__main__":
+    device.program(main)

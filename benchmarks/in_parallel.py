@@ -1,0 +1,182 @@
+"""Runs commands of `flash-tf` as child processes, several at a time on one device.
+
+A training of a small model leaves most of a GPU idle. Child processes share it, each with the memory that it asks for.
+"""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from flash_tf.training.progress import Progress, duration
+
+CHILD = (sys.executable, "-c", "from flash_tf.cli import program; program()")
+POLL = 0.2  # seconds
+GRACE = 60  # seconds in which a child that is told to end may save its run
+SUCCEEDED = "exit status 0"
+
+
+class Command(NamedTuple):
+    """A command of `flash-tf`.
+
+    Attributes:
+      arguments: After `flash-tf`.
+      log: The file for its output. The first line is the command, the last one its exit status.
+    """
+
+    arguments: tuple[str, ...]
+    log: Path
+
+    def __str__(self):
+        return shlex.join(["flash-tf", *self.arguments])
+
+    @property
+    def done(self) -> bool:
+        """Whether the log says that this very command ended well."""
+        lines = _lines(self.log)
+        return len(lines) > 1 and lines[0] == f"$ {self}" and lines[-1] == SUCCEEDED
+
+
+class Training(NamedTuple):
+    """A run of `flash-tf train`.
+
+    Attributes:
+      config: A YAML file or the name of a config.
+      folder: The folder of the run. The log stands beside it.
+      overrides: For `--set`.
+    """
+
+    config: str
+    folder: Path
+    overrides: tuple[str, ...] = ()
+
+    @property
+    def command(self) -> Command:
+        """The command that trains it."""
+        options = [text for override in self.overrides for text in ("--set", override)]
+        arguments = ("train", self.config, "--model-dir", str(self.folder), *options)
+        return Command(arguments, self.folder.with_name(f"{self.folder.name}.log"))
+
+    @property
+    def complete(self) -> bool:
+        """Whether the run is there, and was trained by this command from the config file as it is now."""
+        config, (_, log) = Path(self.config), self.command
+        older = not config.is_file() or (log.exists() and config.stat().st_mtime <= log.stat().st_mtime)
+        return older and self.folder.is_dir() and self.command.done
+
+
+def train(trainings: Sequence[Training], at_once: int, progress: Progress) -> list[bool]:
+    """Trains what is not trained yet; whether each run is now complete. See `run`."""
+    open_ = [one.command for one in trainings if not one.complete]
+    failed = {c.log for c, status in zip(open_, run(open_, at_once, progress), strict=True) if status}
+    return [one.command.log not in failed for one in trainings]
+
+
+def run(commands: Sequence[Command], at_once: int, progress: Progress) -> list[int]:
+    """Runs commands; returns their exit statuses. One that fails is reported with its last line; the others go on.
+
+    Args:
+      commands: Each with a log of its own.
+      at_once: At most so many run at a time.
+      progress: Gets a line for each command that ends.
+
+    Raises:
+      ValueError: `at_once` is below 1.
+      KeyboardInterrupt: SIGINT or SIGTERM came. The children have ended.
+    """
+    if at_once < 1:
+        raise ValueError(f"--parallel must be 1 or more, got {at_once}")
+    waiting, running, statuses = list(enumerate(commands)), {}, {}
+    started, before = time.monotonic(), signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                i, command = waiting.pop(0)
+                running[i] = (_started(command), time.monotonic())
+            for i in [i for i, (child, _) in running.items() if child.poll() is not None]:
+                child, since = running.pop(i)
+                statuses[i] = child.returncode
+                _ended(commands[i], child.returncode, time.monotonic() - since, progress)
+            many, passed = f"{len(statuses)} of {len(commands)} commands done", duration(time.monotonic() - started)
+            progress.status(many, f"{len(running)} running", passed)
+            time.sleep(POLL)
+    finally:
+        _end([child for child, _ in running.values()])
+        signal.signal(signal.SIGTERM, before)
+        progress.clear()
+    return [statuses[i] for i in range(len(commands))]
+
+
+def _started(command):
+    command.log.parent.mkdir(parents=True, exist_ok=True)
+    command.log.write_text(f"$ {command}\n", "utf-8")
+    shares = {**os.environ, "TF_FORCE_GPU_ALLOW_GROWTH": "true"}  # noqa: TID251  TensorFlow takes a whole GPU otherwise
+    with command.log.open("a") as log:
+        return subprocess.Popen(
+            [*CHILD, *command.arguments], env=shares, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+        )
+
+
+def _ended(command, status, seconds, progress):
+    last = _lines(command.log)[-1]
+    with command.log.open("a", encoding="utf-8") as log:
+        log.write(f"exit status {status}\n")
+    said = f"{command.log.name.removesuffix('.log')}: {duration(seconds)}"
+    progress.line(said if status == 0 else f"{said}, failed with status {status}, see {command.log}: {last}")
+
+
+def _end(children):
+    for child in children:
+        child.terminate()
+    for child in children:
+        try:
+            child.wait(GRACE)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def _lines(log):
+    return log.read_text("utf-8", "replace").splitlines() if log.exists() else []
+
+
+def evaluations(training: Training) -> list[dict]:
+    """The evaluations of a run, oldest first; none before the first."""
+    return _records(training.folder / "evaluations.jsonl")
+
+
+def seconds(training: Training) -> float:
+    """The time in the training steps of a run, with the step that compiles, in seconds."""
+    records = _records(training.folder / "metrics.jsonl")
+    tokens = described(training)["batch_size"] * described(training)["sequence_length"]
+    return sum(tokens / record["tokens_per_second"] for record in records)
+
+
+def described(training: Training) -> dict:
+    """What `flash-tf describe` says of a training's model."""
+    from flash_tf import config, model_stats
+    from flash_tf.training import modelling, preflight
+
+    experiment, model = preflight.check_values(config.load(training.config, training.overrides))
+    return model_stats.describe(experiment, model, modelling.predicted(experiment))
+
+
+def device_name() -> str:
+    """The device that the children share. This process uses none from now on, and takes no memory of it."""
+    import tensorflow as tf
+
+    from benchmarks import backends
+
+    name = backends.device_name()
+    tf.config.set_visible_devices([], "GPU")
+    return name
+
+
+def _records(file):
+    return [json.loads(line) for line in file.read_text("utf-8").splitlines()] if file.exists() else []

@@ -1,0 +1,179 @@
+"""Trains every causal system on a made-up task of memory, and compares its accuracy with the size of its state.
+
+    python -m benchmarks.recall OUT                              # multi-query associative recall
+    python -m benchmarks.recall OUT --length 256 --pairs 16 --widths 64 128
+    python -m benchmarks.recall OUT --task selective_copying
+    python -m benchmarks.recall --table
+
+The systems are the configs of `configs/recall`, at each width and learning rate. They run as `flash-tf train`, several
+at a time, in folders of OUT. A row has the scores at each rate on 3,000 validation examples, after the last step; the
+table has the best rate, which the same examples choose. A run that is complete in OUT is not trained again, so the
+command may be stopped and started again. A row names the commit at hand: other code needs another OUT. Rows of other
+lengths, pairs or widths are other measurements.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from benchmarks import device, in_parallel, result_files
+from benchmarks.in_parallel import Training
+from benchmarks.systems import OF_LENGTH
+from flash_tf.registry import hint
+from flash_tf.training.progress import Progress
+
+TASKS = {"mqar": "recall/transformer_plus_plus", "selective_copying": "recall/selective_copying_mamba"}
+OTHER = ("copying_mamba", "induction_mamba", "selective_copying_mamba")  # whose data differs, not the system
+RATES = (1e-3, 3e-3)
+MEASURED = ("task", "length", "pairs", "width", "system")  # what a row is about
+COLUMNS = ("system", "width", "accuracy", "whole answers", "rate", "parameters", "state bytes", "seconds")
+WIDTHS = (24, 7, 10, 15, 8, 12, 13, 9)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Trains what the file lacks, and prints a table for each length, number of pairs and width; 1 if a run failed."""
+    args = _checked(result_files.parse(_parser(), arguments))
+    status = 0
+    if not args.table:
+        with device.libraries_in_log() as console:
+            status = _measure(args, Progress(console))
+    rows = result_files.read(args.results or result_files.path_of("recall"))
+    rows = [row for row in rows if row["task"] == args.task and row.get("variant") == args.variant]
+    print(as_text(list({tuple(row[name] for name in ("device", *MEASURED)): row for row in rows}.values())))
+    return status
+
+
+def systems() -> list[str]:
+    """The names of the systems, each a config of `configs/recall`."""
+    from flash_tf import config
+
+    found = (name.partition("/") for name in config.names())
+    return [name for folder, _, name in found if folder == "recall" and name not in OTHER]
+
+
+def _measure(args, progress):
+    where = in_parallel.device_name()
+    results = result_files.Results(args, "recall", device=where, packages=("tensorflow", "keras", "numpy"))
+    known = systems()
+    if unknown := [name for name in args.systems or known if name not in known]:
+        near = hint(unknown[0], known) or "."
+        raise ValueError(f"no config of recall is called {unknown[0]!r}{near} There are: {', '.join(known)}")
+    data = _data(args)
+    asked = {"task": args.task, "length": data["length"], "pairs": data["pairs"], "seed": args.seed}
+    rates = [f"{rate:g}" for rate in args.rates]
+    cases = [{**asked, "width": width, "system": system} for width in args.widths for system in args.systems or known]
+    cases = [case for case in cases if not results.has(**case, rates=rates)]
+    runs = [[training(case, rate, data["overrides"], args) for rate in args.rates] for case in cases]
+    progress.line(f"{len(cases)} systems at {len(rates)} learning rates, on {where}")
+    done = iter(in_parallel.train([run for of_rates in runs for run in of_rates], args.parallel, progress))
+    complete = [[run for run in of_rates if next(done)] for of_rates in runs]
+    for case, of_rates in zip(cases, complete, strict=True):
+        if len(of_rates) == len(rates):
+            results.add({**case, **_row(of_rates, rates), "parallel": args.parallel})
+    return int(any(len(of_rates) < len(rates) for of_rates in complete))
+
+
+def _data(args):
+    """The `length` of an example, its `pairs` or words to copy, and the overrides that give a config the task."""
+    from flash_tf import config
+
+    loaded = config.load(TASKS[args.task])
+    many = "pairs" if args.task == "mqar" else "tokens"
+    source, before = dict(loaded.data.source), loaded.data.sequence_length
+    source[many] = args.pairs or source[many]
+    length = args.length or before
+    source["length"] = length - (0 if args.task == "mqar" else source[many])
+    overrides = {
+        "data.source": source,
+        "data.sequence_length": length,
+        "model.vocabulary_size": loaded.model["vocabulary_size"],
+        "train.tokens_per_step": loaded.train.tokens_per_step // before * length,  # as many examples
+    }
+    return {"length": length, "pairs": source[many], "overrides": overrides}
+
+
+def training(case: dict, rate: float, data: dict, args: argparse.Namespace) -> Training:
+    """The run of a system at a width and a learning rate."""
+    from flash_tf import config
+    from flash_tf.models.language_model import listed
+
+    name, width, length = f"recall/{case['system']}", case["width"], case["length"]
+    loaded = config.load(name)
+    more = {**data, "model.width": width, "optimizer.learning_rate": rate, "train.seed": args.seed}
+    more |= {"evaluation.every": None, "train.checkpoint_every": loaded.train.steps}  # at the end alone
+    feedforward, mixer = loaded.model.get("feedforward") or {}, listed(loaded.model["mixer"])[0]
+    if "hidden" in feedforward:
+        more["model.feedforward.hidden"] = round(feedforward["hidden"] * width / loaded.model["width"])
+    more |= {f"model.mixer.{option}": max(length, mixer[option]) for option in OF_LENGTH if option in mixer}
+    overrides = [f"{key}={json.dumps(value)}" for key, value in more.items()]
+    folder = f"{case['task']}-{length}-{case['pairs']}-{width}-{case['system']}-{rate:g}-{args.seed}"
+    return Training(name, Path(args.out, folder), (*overrides, *args.set))
+
+
+def _row(runs, rates):
+    scores = [in_parallel.evaluations(run)[-1] for run in runs]
+    best = max(range(len(runs)), key=lambda i: scores[i]["accuracy"])
+    described = in_parallel.described(runs[best])
+    return {
+        "rates": rates,
+        "accuracies": [one["accuracy"] for one in scores],
+        "exact_matches": [one["exact_match"] for one in scores],
+        "learning_rate": float(rates[best]),
+        "accuracy": scores[best]["accuracy"],
+        "exact_match": scores[best]["exact_match"],
+        "steps": scores[best]["step"],
+        "parameters": described["parameters"],
+        "state_bytes": described["decode_state_bytes"],
+        "seconds": in_parallel.seconds(runs[best]),
+    }
+
+
+def as_text(rows: list[dict]) -> str:
+    """A table for each device, length, number of pairs and width, the most accurate system first."""
+    tables = []
+    for about in dict.fromkeys((row["device"], *(row[name] for name in MEASURED[:-1])) for row in rows):
+        own = [row for row in rows if (row["device"], *(row[name] for name in MEASURED[:-1])) == about]
+        where, task, length, pairs, _ = about
+        lines = [f"{task}, length {length:,}, {pairs} pairs or words, on {where}", device.table_line(COLUMNS, WIDTHS)]
+        tables.append("\n".join([*lines, *map(_line, sorted(own, key=lambda row: -row["accuracy"]))]))
+    return "\n\n".join(tables)
+
+
+def _line(row):
+    state = None if row["state_bytes"] is None else f"{row['state_bytes']:,}"
+    cells = (row["system"], row["width"], f"{row['accuracy']:.1%}", f"{row['exact_match']:.1%}")
+    cells += (f"{row['learning_rate']:g}", f"{row['parameters']:,}", state, f"{row['seconds']:.0f}")
+    return device.table_line(cells, WIDTHS)
+
+
+def _checked(args):
+    """The arguments. Overrides make the rows a variant."""
+    if not args.table and args.out is None:
+        raise ValueError("OUT is needed, but for --table")
+    if args.parallel < 1 or min(args.widths) < 1 or min(args.rates) <= 0:
+        raise ValueError("--parallel and --widths must be 1 or more, --rates above 0")
+    args.variant = args.variant or ", ".join(args.set) or None
+    return args
+
+
+def _parser():
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.recall", description=__doc__.splitlines()[0])
+    parser.add_argument("out", nargs="?", metavar="OUT", help="the folder for the runs")
+    parser.add_argument("--task", choices=TASKS, default="mqar", help="default mqar")
+    parser.add_argument("--length", type=int, metavar="N", help="words of an example (default: the config's)")
+    parser.add_argument("--pairs", type=int, metavar="N", help="pairs, or words to copy (default: the config's)")
+    parser.add_argument("--widths", nargs="+", type=int, default=[128], metavar="N", help="of models (default 128)")
+    parser.add_argument("--rates", nargs="+", type=float, default=RATES, metavar="RATE", help="default 0.001 0.003")
+    parser.add_argument("--systems", nargs="+", metavar="SYSTEM", help="configs of recall (default: all)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--parallel", type=int, default=12, metavar="N", help="commands at a time (default 12)")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="of every training; rows are then a variant"
+    )
+    parser.add_argument("--table", action="store_true", help="measure nothing")
+    result_files.add_options(parser)
+    return parser
+
+
+if __name__ == "__main__":
+    device.program(main)

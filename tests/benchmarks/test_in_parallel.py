@@ -1,0 +1,86 @@
+"""Commands as child processes: how many at a time, what is said of them, and which runs are not trained again."""
+
+import io
+import os
+import signal
+import sys
+import time
+
+import pytest
+
+from benchmarks import in_parallel
+from benchmarks.in_parallel import Command, Training
+from flash_tf.training.progress import Progress
+
+
+@pytest.fixture
+def child(monkeypatch):
+    """Sets the program of a child, whose arguments are the command's."""
+    monkeypatch.setattr(in_parallel, "POLL", 0.02)
+    return lambda program: monkeypatch.setattr(in_parallel, "CHILD", (sys.executable, "-S", "-c", program))
+
+
+def commands(folder, *names):
+    return [Command((name,), folder / f"{name}.log") for name in names]
+
+
+def test_commands_end_with_their_statuses_in_order_and_a_failed_one_is_shown_with_its_last_line(tmp_path, child):
+    child("import sys; print('works on', sys.argv[1]); sys.exit('no such file' if sys.argv[1] == 'b' else 0)")
+    console = io.StringIO()
+    assert in_parallel.run(commands(tmp_path, "a", "b", "c"), 2, Progress(console)) == [0, 1, 0]
+    assert (tmp_path / "a.log").read_text() == "$ flash-tf a\nworks on a\nexit status 0\n"
+    (failed,) = (line for line in console.getvalue().splitlines() if "failed" in line)
+    assert failed.startswith("b: ") and failed.endswith(f"failed with status 1, see {tmp_path}/b.log: no such file")
+    assert len(console.getvalue().splitlines()) == 3
+
+
+def test_at_most_so_many_run_at_a_time_and_share_a_gpu(tmp_path, child):
+    child("import os, time; print(os.environ['TF_FORCE_GPU_ALLOW_GROWTH'], time.time()); time.sleep(.3)"
+          "; print(time.time())")  # fmt: skip
+    assert in_parallel.run(commands(tmp_path, "a", "b", "c"), 2, Progress(io.StringIO())) == [0, 0, 0]
+    times = []
+    for name in "abc":
+        _, begun, ended, _ = (tmp_path / f"{name}.log").read_text().splitlines()
+        assert begun.startswith("true ")
+        times.append((float(begun.split()[1]), float(ended)))
+    assert max(sum(a <= begun < b for a, b in times) for begun, _ in times) <= 2
+    with pytest.raises(ValueError, match="--parallel must be 1 or more, got 0"):
+        in_parallel.run([], 0, Progress(io.StringIO()))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_the_children(tmp_path, child, monkeypatch, number):
+    child("import os, time; print(os.getpid(), flush=True); time.sleep(60)")
+    log, progress = tmp_path / "a.log", Progress(io.StringIO())
+
+    def interrupted(*parts):
+        if len(log.read_text().splitlines()) > 1:
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(progress, "status", interrupted)
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        in_parallel.run(commands(tmp_path, "a", "b"), 2, progress)
+    assert time.monotonic() - begun < 30
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(log.read_text().splitlines()[1]), 0)
+
+
+def test_a_complete_run_is_not_trained_again_until_its_config_or_command_changes(tmp_path, child):
+    config, count = tmp_path / "small.yaml", tmp_path / "count"
+    config.write_text("model:\n")
+    child(f"import os, sys; os.makedirs(sys.argv[4], exist_ok=True); open({str(count)!r}, 'a').write('x')")
+    run = Training(str(config), tmp_path / "run", ("train.steps=2",))
+
+    def trained(one):
+        assert in_parallel.train([one], 1, Progress(io.StringIO())) == [True]
+        return len(count.read_text())
+
+    assert str(run.command) == f"flash-tf train {config} --model-dir {tmp_path}/run --set train.steps=2"
+    assert [trained(run), trained(run)] == [1, 1]
+    assert [trained(run._replace(overrides=())), trained(run), trained(run)] == [2, 3, 3]
+    later = time.time() + 5
+    os.utime(config, (later, later))
+    assert trained(run) == 4
+    child("import sys; sys.exit('gone wrong')")
+    assert in_parallel.train([run], 1, Progress(io.StringIO())) == [False]
