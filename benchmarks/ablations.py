@@ -33,6 +33,7 @@ SIZE = {
     "train.accumulate": 1,
     "evaluation.every": "null",
 }
+BASES = ("one_plus_elu", "transnormer_t1", "transnormer_t2")  # of the folder wikitext103_mlm
 HIDDEN = 256  # of a GLU: 2,048 at width 768
 PAPER = re.compile(r"Paper \(TransNormer, Tables? ([\d, and]+)\), validation perplexity ([\d.]+)")
 COLUMNS, WIDTHS = ("config", "table", "perplexity", "the paper's", "parameters"), (30, 8, 12, 13, 12)
@@ -83,7 +84,7 @@ def _measure(args, progress):
     first, *others = systems()
     tokenizer = training(first, args, "null")
     runs = {first: tokenizer, **{name: training(name, args, tokenizer.folder) for name in others}}
-    runs = {name: run for name, run in runs.items() if not results.has(config=name, **asked)}
+    runs = {name: run for name, run in runs.items() if _asked(name, args.of) and not results.has(config=name, **asked)}
     progress.line(f"{len(runs)} models, {args.steps:,} steps each, on {where}")
     if not all(in_parallel.train([tokenizer], 1, progress)):
         return 1
@@ -93,6 +94,11 @@ def _measure(args, progress):
             score, parameters = in_parallel.evaluations(run)[-1], in_parallel.described(run)["parameters"]
             results.add({"config": name, **asked, **score, "parameters": parameters, "parallel": args.parallel})
     return int(not all(complete))
+
+
+def _asked(name, bases):
+    changed = base(name) if name.startswith(FOLDER) else name
+    return changed.partition("/")[2] in bases
 
 
 def training(name: str, args: argparse.Namespace, tokenizer: str | Path) -> Training:
@@ -134,6 +140,7 @@ def _parser():
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ablations", description=__doc__.splitlines()[0])
     parser.add_argument("out", nargs="?", metavar="OUT", help="the folder for the runs")
     parser.add_argument("--text", metavar="DIR", help="has WikiText-2's train.txt and valid.txt")
+    parser.add_argument("--of", nargs="+", choices=BASES, default=BASES, help="the models and their changes (all)")
     parser.add_argument("--steps", type=int, default=600, help="of 2,048 tokens (default 600)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--parallel", type=int, default=12, metavar="N", help="commands at a time (default 12)")

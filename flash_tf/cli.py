@@ -9,6 +9,7 @@ import errno
 import gc
 import importlib
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import re
@@ -243,10 +244,14 @@ def _parser() -> argparse.ArgumentParser:
             epilog=f"examples:\n{examples.rstrip()}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        # Only training asks its config: all else is TensorFlow's.
-        command.set_defaults(run=module.run, backend=getattr(module, "backend", lambda args: "tensorflow"))
+        command.set_defaults(run=module.run, backend=getattr(module, "backend", _backend))  # training asks its config
         module.add_arguments(command)
     return parser
+
+
+def _backend(_):
+    """TensorFlow, whose commands these are; where it is not installed, JAX serves those that only look at a config."""
+    return "jax" if importlib.util.find_spec("tensorflow") is None else "tensorflow"
 
 
 if __name__ == "__main__":

@@ -89,6 +89,15 @@ def test_the_package_imports_nothing_heavy_before_a_part_is_used():
     assert in_process(code)[0] == f"{dir(ft)} set()\n"
 
 
+@pytest.mark.parametrize("command", ["list", "describe mlm_c4/flash --json"])
+def test_commands_that_look_at_configs_alone_run_without_tensorflow(command):
+    hidden = "import importlib.util as util; find = util.find_spec\n"
+    hidden += "util.find_spec = lambda name, *rest: None if name == 'tensorflow' else find(name, *rest)\n"
+    code = WITHOUT_TENSORFLOW + hidden + "from flash_tf.cli import main; sys.exit(main(sys.argv[1:]))"
+    out, err, status = in_process(code, *command.split())
+    assert (status, out.count("FLASH") > 1 or '"parameters":' in out) == (0, True), err
+
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """The model of a run, and the folder with the run, a preset and a `.keras` file."""

@@ -21,4 +21,4 @@ def run(args, log) -> None:
     described = model_stats.describe(experiment, model, modelling.predicted(experiment))
     show(described if args.json else model_stats.as_text(described), args.json)
     if lacking := preflight.missing(experiment, model):
-        log.progress().line(f"this machine lacks what training needs: {'; '.join(lacking)}")
+        log.progress().line(f"this machine lacks what training needs: {'; '.join(dict.fromkeys(lacking))}")

@@ -15,6 +15,8 @@ def given(**options):
 def test_every_ablation_follows_the_model_that_it_changes_and_the_papers_perplexity_is_read():
     names = ablations.systems()
     assert len(names) == len({*names}) == 29
+    found = [[name for name in names if ablations._asked(name, [base])] for base in ablations.BASES]
+    assert [len(one) for one in found] == [5, 12, 12] and sorted(sum(found, [])) == sorted(names)
     for name in names:
         if name.startswith(ablations.FOLDER):
             assert names.index(ablations.base(name)) < names.index(name)
