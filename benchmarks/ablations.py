@@ -3,7 +3,7 @@
     python -m benchmarks.ablations OUT --text wikitext-2
     python -m benchmarks.ablations --table
 
-The models are the configs of `configs/transnormer_ablations` and those that they change, with 12 layers of width 96 and
+The models are the configs of `configs/transnormer_ablations` and those that they change, with 12 layers of width 192 and
 a vocabulary of 8,000: masked language models. They run as `flash-tf train`, several at a time, in folders of OUT; all
 have the same text, order, masks, steps and learning rate, and the tokenizer of the first. The folder of `--text` has
 the set's train.txt and valid.txt. A run that is complete in OUT is not trained again, so the command may be stopped and
@@ -21,20 +21,19 @@ from flash_tf.training.progress import Progress
 
 FOLDER = "transnormer_ablations"
 SIZE = {
-    "model.width": 96,
+    "model.width": 192,
     "model.vocabulary_size": 8000,
-    "model.dropout": 0,
     "data.sequence_length": 256,
-    "optimizer.learning_rate": 3e-3,
+    "optimizer.learning_rate": 1e-3,
     "optimizer.warmup_steps": 300,
-    "train.tokens_per_step": 2048,
+    "train.tokens_per_step": 16_384,
     "train.steps_per_loop": 50,
     "train.precision": "float32",
     "train.accumulate": 1,
     "evaluation.every": "null",
 }
 BASES = ("one_plus_elu", "transnormer_t1", "transnormer_t2")  # of the folder wikitext103_mlm
-HIDDEN = 256  # of a GLU: 2,048 at width 768
+HIDDEN = 512  # of a GLU: 2,048 at width 768
 PAPER = re.compile(r"Paper \(TransNormer, Tables? ([\d, and]+)\), validation perplexity ([\d.]+)")
 COLUMNS, WIDTHS = ("config", "table", "perplexity", "the paper's", "parameters"), (30, 8, 12, 13, 12)
 
@@ -141,7 +140,7 @@ def _parser():
     parser.add_argument("out", nargs="?", metavar="OUT", help="the folder for the runs")
     parser.add_argument("--text", metavar="DIR", help="has WikiText-2's train.txt and valid.txt")
     parser.add_argument("--of", nargs="+", choices=BASES, default=BASES, help="the models and their changes (all)")
-    parser.add_argument("--steps", type=int, default=600, help="of 2,048 tokens (default 600)")
+    parser.add_argument("--steps", type=int, default=1500, help="of 16,384 tokens (default 1,500, ten passes)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--parallel", type=int, default=12, metavar="N", help="commands at a time (default 12)")
     parser.add_argument(

@@ -28,9 +28,9 @@ def test_every_ablation_follows_the_model_that_it_changes_and_the_papers_perplex
 def test_all_have_one_size_text_and_order(name):
     run = ablations.training(name, given(), "out/first")
     loaded = config.load(run.config, run.overrides)
-    assert (loaded.model["width"], loaded.model["depth"], loaded.train.steps) == (96, 12, 600)
+    assert (loaded.model["width"], loaded.model["depth"], loaded.train.steps) == (192, 12, 600)
     assert loaded.data.source["train"] == "wikitext-2/train.txt" and loaded.data.tokenizer == "out/first"
-    assert loaded.batch_size == 8
+    assert loaded.batch_size == 64
 
 
 def test_the_table_has_the_papers_figure_beside_ours():

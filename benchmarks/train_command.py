@@ -1,0 +1,147 @@
+"""Times `flash-tf train` as a user runs it: tokens per second of its progress line, and seconds until the first step.
+
+    python -m benchmarks.train_command OUT --configs wikipedia_lm/flash wikipedia_mlm/flash --lengths 512 8192
+    python -m benchmarks.train_command OUT --configs wikipedia_lm/flash --lengths 8192 --again
+
+Each config is trained at each length by a process of its own, one after the other, on its own data; run it where the
+config's files are. The process ends after `--steps` steps, before an evaluation. A loop of steps has one rate; the
+first loop, which compiles, and the last do not count, and the median of the others is the rate. Programs that XLA keeps
+begin in an empty folder, so each start is a first one. `--again` then starts the same command a second time: it goes
+on from its checkpoint, with its programs.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import signal
+import statistics
+import subprocess
+import time
+from pathlib import Path
+
+from benchmarks import device, in_parallel, result_files
+from flash_tf.training.progress import Progress, duration
+
+COLUMNS = ("config", "n", "ktok/s", "first step, s", "again, s")
+WIDTHS = (36, 8, 9, 15, 10)
+LATER = 3  # steps of a second start
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Times each config at each length; returns 1 if a training failed."""
+    args = _checked(result_files.parse(_parser(), arguments))
+    with device.libraries_in_log() as console:
+        progress, where = Progress(console), in_parallel.device_name()
+        results = result_files.Results(args, "train_command", device=where, packages=("tensorflow", "jax", "keras"))
+        cases, failed = list(itertools.product(args.configs, args.lengths)), False
+        for config, n in cases:
+            progress.line(f"flash-tf train {config}, {args.tokens // n} x {n:,} tokens a step")
+            found = _timed(config, n, args, progress)
+            failed |= found is None
+            if found is not None:
+                results.add({"config": config, "n": n, "tokens_per_step": args.tokens, **found})
+    print(device.table_line(COLUMNS, WIDTHS))
+    for row in results.rows:
+        rate, first, again = (row.get(name) for name in ("tokens_per_second", "first_step_s", "again_s"))
+        cells = (row["config"], row["n"], f"{rate / 1e3:.1f}", f"{first:.1f}", again and f"{again:.1f}")
+        print(device.table_line(cells, WIDTHS))
+    return int(failed)
+
+
+def _timed(config, n, args, progress):
+    """The figures of a config at a length, or None if it failed."""
+    folder = Path(args.out, f"{config.replace('/', '-')}-{n}")
+    if folder.exists():
+        raise ValueError(f"{folder} is there already: OUT must be another folder")
+    sizes = [f"data.sequence_length={n}", f"train.tokens_per_step={args.tokens}", *args.set]
+    options = [text for override in sizes for text in ("--set", override)]
+    command = in_parallel.Command(
+        ("train", config, "--model-dir", str(folder / "run"), *options), folder / "output.log"
+    )
+    first = _until(command, folder, args.steps, signal.SIGTERM if args.again else signal.SIGKILL, progress)
+    if first is None:
+        return None
+    records = _records(folder)
+    rates = [rate for rate, _ in itertools.groupby(record["tokens_per_second"] for record in records)]
+    found = {
+        "tokens_per_second": statistics.median(rates[1:-1] or rates[-1:]),
+        "rates_of_loops": rates,
+        "first_step_s": first,
+        "loss": records[-1]["loss"],
+        "steps": records[-1]["step"],
+    }
+    if args.again:
+        found["again_s"] = _until(command, folder, len(records) + LATER, signal.SIGKILL, progress)
+    return found
+
+
+def _until(command, folder, steps, number, progress):
+    """Runs a command until the run has some steps, then sends it a signal. The seconds to its first step, or None."""
+    folder.mkdir(parents=True, exist_ok=True)
+    before, start, first = len(_records(folder)), time.perf_counter(), None
+    with command.log.open("a") as log:
+        child = subprocess.Popen(
+            [*in_parallel.CHILD, *command.arguments],
+            env={**os.environ, "TF_XLA_FLAGS": _kept(folder)},  # noqa: TID251  TensorFlow has no other way
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        while child.poll() is None and (done := len(_records(folder))) < steps:
+            passed = time.perf_counter() - start
+            first = first or (passed if done > before else None)
+            progress.status(f"step {done:,} of {steps:,}", duration(passed))
+            time.sleep(0.05)
+        first = first or time.perf_counter() - start
+        ended = child.poll()
+        if ended is None:
+            child.send_signal(number)
+            child.wait()
+    finally:
+        child.kill()
+        progress.clear()
+    if ended:
+        last = command.log.read_text("utf-8", "replace").splitlines()[-1:]
+        progress.line(f"{command} failed with status {ended}: {''.join(last)}")
+    return None if ended else first
+
+
+def _kept(folder):
+    (folder / "programs").mkdir(exist_ok=True)
+    return f"--tf_xla_persistent_cache_directory={folder}/programs --tf_xla_persistent_cache_device_types=GPU"
+
+
+def _records(folder):
+    file = folder / "run" / "metrics.jsonl"
+    whole = file.read_text("utf-8").rpartition("\n")[0] if file.exists() else ""  # the last line may be half written
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+def _checked(args):
+    """The arguments. Overrides make the rows a variant."""
+    for n in args.lengths:
+        device.batch_size(n, args.tokens)
+    if args.steps < 3:
+        raise ValueError(f"--steps must be 3 or more, got {args.steps}")
+    args.variant = args.variant or ", ".join(args.set) or None
+    return args
+
+
+def _parser():
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.train_command", description=__doc__.splitlines()[0])
+    parser.add_argument("out", metavar="OUT", help="a folder for the runs, which must not be there")
+    parser.add_argument("--configs", nargs="+", required=True, metavar="CONFIG")
+    device.takes_sizes(parser, (8192,))
+    parser.add_argument("--steps", type=int, default=100, help="after which a training ends (default 100)")
+    parser.add_argument("--again", action="store_true", help="time a second start too, which goes on from the first")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="of every training; rows are then a variant"
+    )
+    result_files.add_options(parser)
+    return parser
+
+
+if __name__ == "__main__":
+    device.program(main)
