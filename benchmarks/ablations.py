@@ -3,11 +3,11 @@
     python -m benchmarks.ablations OUT --text wikitext-2
     python -m benchmarks.ablations --table
 
-The models are the configs of `configs/transnormer_ablations` and those that they change, with 12 layers of width 192 and
-a vocabulary of 8,000: masked language models. They run as `flash-tf train`, several at a time, in folders of OUT; all
-have the same text, order, masks, steps and learning rate, and the tokenizer of the first. The folder of `--text` has
-the set's train.txt and valid.txt. A run that is complete in OUT is not trained again, so the command may be stopped and
-started again. The paper trained models of width 768 on WikiText-103 for 50,000 steps.
+The models are the configs of `configs/transnormer_ablations` and those that they change: masked language models, here
+with 12 layers of width 192 and a vocabulary of 8,000. They run as `flash-tf train`, several at a time, in folders of
+OUT; all have the same text, order, masks, steps and learning rate, and the tokenizer of the first. The folder of
+`--text` has the set's train.txt and valid.txt. A run that is complete in OUT is not trained again, so the command may
+be stopped and started again. The paper trained models of width 768 on WikiText-103 for 50,000 steps.
 """
 
 import argparse
