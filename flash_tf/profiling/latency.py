@@ -50,7 +50,13 @@ class Work:
     batch_size: int | None = None
 
 
-def summarize(trace: Trace, work: Work, peaks: dict[int, int], program_bytes: int | None = None) -> dict:
+def summarize(
+    trace: Trace,
+    work: Work,
+    peaks: dict[int, int],
+    program_bytes: int | None = None,
+    untraced: float | None = None,
+) -> dict:
     """The figures of a capture, for `latency.json`.
 
     Args:
@@ -58,17 +64,21 @@ def summarize(trace: Trace, work: Work, peaks: dict[int, int], program_bytes: in
       work: The work of a step.
       peaks: Step -> the most bytes that a device held; empty if no device reports it.
       program_bytes: Peak memory of the step as a program, if neither devices nor the trace report it; None if unknown.
+      untraced: The time of a step without the profiler, in ms; None if it was not measured.
 
     Returns:
       For every step `total_ms`, the sum of `device_ms`, `host_ms` and `input_ms`, and `peak_bytes`; their `median` and
-      90th percentile; rates by the median; the largest `peak_bytes` and its source; the costliest operations of one
-      replica, with their share of all.
+      90th percentile; the same times `untraced`, where the profiler adds no host time; shares and rates by those, or
+      else by the median; the largest `peak_bytes` and its source; the costliest operations of one replica, with their
+      share of all.
     """
     steps = [_step(step, peaks.get(step.number)) for step in trace.steps]
     named = [f"{time}_ms" for time in TIMES]
     columns = {name: [step[name] for step in steps] for name in named}
-    totals = {name: sum(column) for name, column in columns.items()}
-    seconds = statistics.median(columns["total_ms"]) / 1e3
+    median = {name: statistics.median(column) for name, column in columns.items()}
+    own = None if untraced is None else _without_profiler(median, untraced)
+    totals = own or {name: sum(column) for name, column in columns.items()}
+    seconds = (own or median)["total_ms"] / 1e3
     peak = work.peak or (trace.peak and trace.peak * work.replicas)
     held, by = program_bytes, "XLA, of a program not run" if program_bytes else None
     if trace.program_bytes:
@@ -83,8 +93,9 @@ def summarize(trace: Trace, work: Work, peaks: dict[int, int], program_bytes: in
         "bound": _bound(totals),
         "device_share": totals["device_ms"] / totals["total_ms"],
         "input_share": totals["input_ms"] / totals["total_ms"],
-        "median": {name: statistics.median(column) for name, column in columns.items()},
+        "median": median,
         "p90": {name: float(np.quantile(column, 0.9)) for name, column in columns.items()},
+        "untraced": own,
         "tokens_per_step": work.tokens,
         "tokens_per_second": work.tokens / seconds,
         "model_flops_per_step": work.flops,
@@ -105,6 +116,13 @@ def summarize(trace: Trace, work: Work, peaks: dict[int, int], program_bytes: in
 def _step(step, peak):
     times = {f"{time}_ms": getattr(step, time) / 1e9 for time in TIMES}
     return {"step": step.number, **times, "peak_bytes": peak}
+
+
+def _without_profiler(median, total):
+    """The times of a step that takes `total` ms. A device works as long as under the profiler, which slows the host."""
+    device = min(median["device_ms"], total)
+    waits = min(median["input_ms"], total - device)
+    return {"total_ms": total, "device_ms": device, "host_ms": total - device - waits, "input_ms": waits}
 
 
 def _bound(totals):
@@ -158,14 +176,16 @@ def headline(result: dict) -> str:
     """The result in one line."""
     mfu = "" if result["mfu"] is None else f", MFU {result['mfu']:.1%}"
     waits = f"waiting for input {result['input_share']:.1%}"
-    return f"{result['median']['total_ms']:,.2f} ms a step, {result['bound']}-bound, {waits}{mfu}"
+    return (
+        f"{(result['untraced'] or result['median'])['total_ms']:,.2f} ms a step, {result['bound']}-bound, {waits}{mfu}"
+    )
 
 
 def as_text(result: dict) -> str:
     """The result as tables for people."""
     r = result
     times = [f"{len(r['steps'])} steps".ljust(20) + "".join(f"{time:>13}" for time in TIMES)]
-    for name in ("median", "p90"):
+    for name in ("median", "p90", *["untraced"] * (r["untraced"] is not None)):
         times.append(name.ljust(20) + "".join(f"{r[name][f'{time}_ms']:>10,.2f} ms" for time in TIMES))
     rate = f"{_si(r['flops_per_second'])}FLOP/s of the model, {_si(r['model_flops_per_step'])}FLOP a step"
     mfu = f"{r['mfu']:.1%} of {_si(r['peak_flops_per_second'])}FLOP/s, {r['peak_of']}" if r["mfu"] else "unknown peak"

@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import os
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -29,6 +30,9 @@ from flash_tf.training.trainer import longest_loop, uses_xla
 MODES = ("train", "prefill", "decode")
 PER_LOOP = 8  # steps of a captured loop on a GPU, where the start of a loop costs the host some milliseconds
 WARM = 3  # steps before the captured ones: the first traces and compiles, the next ones fill buffers
+UNTRACED = (
+    5  # calls after those, for the time of a step without the profiler, which costs the host time for each launch
+)
 AHEAD = 8  # batches beyond the last step, so that the input pipeline works to the end
 DECODED = 64  # tokens that a step of decoding adds to each text, as in an artifact
 PRODUCT = {"CPU": 1024, "GPU": 8192}  # side of the matrices whose product measures a peak
@@ -107,7 +111,7 @@ def _train_in(scratch, config, folder, steps, per_loop, progress):
 
 def _cut_short(config, model_dir, steps, per_loop):
     """The experiment with only the steps that are needed, so that only their text is tokenised."""
-    train = dataclasses.replace(config.train, steps=(WARM + 1) * per_loop + steps + AHEAD)
+    train = dataclasses.replace(config.train, steps=(WARM + UNTRACED + 1) * per_loop + steps + AHEAD)
     data = config.data
     if model_dir is not None:
         tokens = data.cache or f"{os.path.abspath(model_dir)}/tokens"
@@ -128,6 +132,7 @@ def _capture(
     progress.line(f"running {WARM * per_call} steps to warm up, then {calls * per_call} to capture")
     for _ in range(WARM):
         call()
+    untraced = statistics.median(map(_milliseconds, [call] * UNTRACED)) / per_call
     capture = Capture(folder, work.mode)
     try:
         for number in range(calls):
@@ -136,7 +141,13 @@ def _capture(
     except BaseException:
         capture.discard()
         raise
-    return finish(capture, work, program_bytes, per_call)
+    return finish(capture, work, program_bytes, per_call, untraced)
+
+
+def _milliseconds(call):
+    start = time.perf_counter()
+    call()
+    return 1e3 * (time.perf_counter() - start)
 
 
 def _program_bytes(run, stream, trainer, progress):
@@ -239,7 +250,11 @@ def measured_peak(dtype: str, replicas: int) -> tuple[float, int]:
 
 
 def finish(
-    capture: Capture, work: Work, program_bytes: Callable[[], int | None] = lambda: None, per_mark: int = 1
+    capture: Capture,
+    work: Work,
+    program_bytes: Callable[[], int | None] = lambda: None,
+    per_mark: int = 1,
+    untraced: float | None = None,
 ) -> dict:
     """Ends a capture and writes its `latency.json`. Returns the file's content.
 
@@ -248,12 +263,13 @@ def finish(
       work: The work of a step.
       program_bytes: Gives a step's memory. Called if neither the devices nor the trace report it.
       per_mark: Steps of a mark. Each has the mean times of its mark.
+      untraced: The time of a step without the profiler, in ms, if it was measured.
 
     Raises:
       ValueError: The trace is empty.
     """
     found = trace.read(trace.load(capture.stop()), capture.name, per_mark)
     peak = None if capture.peaks or found.program_bytes else program_bytes()
-    result = latency.summarize(found, work, capture.peaks, peak)
+    result = latency.summarize(found, work, capture.peaks, peak, untraced)
     latency.write(result, capture.folder)
     return result

@@ -21,6 +21,21 @@ def test_figures_are_the_median_the_ninetieth_percentile_and_rates_by_the_median
     assert found["mfu"] == pytest.approx(1200 / 6e-3 / 4e5)
 
 
+def test_what_the_profiler_costs_the_host_is_in_no_rate_and_no_verdict():
+    step = Step(number=1, total=180 * 10**9, device=30 * 10**9, input=10**9, host=149 * 10**9)
+    work = Work(mode="train", model="m", tokens=64, flops=1200, replicas=1, device="d", peak=4e5, peak_of="sheet")
+    trace = Trace(steps=(step,), devices=1, operations={}, program_bytes=None, peak=None)
+    assert summarize(trace, work, {})["bound"] == "host"
+    found = summarize(trace, work, {}, untraced=33.0)
+    assert found["untraced"] == {"total_ms": 33.0, "device_ms": 30.0, "host_ms": 2.0, "input_ms": 1.0}
+    assert (found["bound"], found["median"]["total_ms"]) == ("compute", 180.0)
+    assert found["device_share"] == pytest.approx(30 / 33) and found["tokens_per_second"] == pytest.approx(64 / 33e-3)
+    assert "untraced                 33.00 ms     30.00 ms      2.00 ms      1.00 ms" in latency.as_text(found)
+    assert latency.headline(found).startswith("33.00 ms a step, compute-bound")
+    faster = summarize(trace, work, {}, untraced=20.0)["untraced"]  # than the device under the profiler
+    assert faster == {"total_ms": 20.0, "device_ms": 20.0, "host_ms": 0.0, "input_ms": 0.0}
+
+
 def test_a_training_step_costs_what_describe_says_of_its_tokens():
     read = modelling.with_masking(config.load("mlm_c4/flash"))
     with model_stats.without_weights():
