@@ -43,7 +43,9 @@ def main(arguments: list[str] | None = None) -> int:
                 results.add({"config": config, "n": n, "tokens_per_step": args.tokens, **found})
     print(device.table_line(COLUMNS, WIDTHS))
     for row in results.rows:
-        rate, first, again = (row.get(name) for name in ("tokens_per_second", "first_step_s", "again_s"))
+        rate, first, again = (
+            row.get(name) for name in ("tokens_per_second", "seconds_to_first_step", "seconds_to_first_step_again")
+        )
         cells = (row["config"], row["n"], f"{rate / 1e3:.1f}", f"{first:.1f}", again and f"{again:.1f}")
         print(device.table_line(cells, WIDTHS))
     return int(failed)
@@ -66,13 +68,13 @@ def _timed(config, n, args, progress):
     rates = [rate for rate, _ in itertools.groupby(record["tokens_per_second"] for record in records)]
     found = {
         "tokens_per_second": statistics.median(rates[1:-1] or rates[-1:]),
-        "rates_of_loops": rates,
-        "first_step_s": first,
+        "tokens_per_second_of_loops": rates,
+        "seconds_to_first_step": first,
         "loss": records[-1]["loss"],
         "steps": records[-1]["step"],
     }
     if args.again:
-        found["again_s"] = _until(command, folder, len(records) + LATER, signal.SIGKILL, progress)
+        found["seconds_to_first_step_again"] = _until(command, folder, len(records) + LATER, signal.SIGKILL, progress)
     return found
 
 
