@@ -182,7 +182,7 @@ def _keep_programs() -> None:
         options = f"{zlib.crc32(os.environ.get('XLA_FLAGS', '').encode()):08x}"  # noqa: TID251
         folder = home / "flash-tf" / f"xla-{importlib.metadata.version('tensorflow')}-{platform.node()}-{options}"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for program in folder.glob("xla_compile_cache__*"):
+        for program in folder.parent.glob("xla-*/xla_compile_cache__*"):  # of other options and versions too
             if time.time() - program.stat().st_mtime > KEPT_SECONDS:
                 program.unlink()
         ours = f"--tf_xla_persistent_cache_directory={folder} --tf_xla_persistent_cache_device_types=GPU"

@@ -64,20 +64,21 @@ def summarize(
       work: The work of a step.
       peaks: Step -> the most bytes that a device held; empty if no device reports it.
       program_bytes: Peak memory of the step as a program, if neither devices nor the trace report it; None if unknown.
-      untraced: The time of a step without the profiler, in ms; None if it was not measured.
+      untraced: The mean time of a step without the profiler, in ms; None if it was not measured.
 
     Returns:
       For every step `total_ms`, the sum of `device_ms`, `host_ms` and `input_ms`, and `peak_bytes`; their `median` and
-      90th percentile; the same times `untraced`, where the profiler adds no host time; shares and rates by those, or
-      else by the median; the largest `peak_bytes` and its source; the costliest operations of one replica, with their
+      90th percentile; the mean times `untraced`, without the profiler's cost; shares and rates by those, or else by the
+      sums and the median; the largest `peak_bytes` and its source; the costliest operations of one replica, with their
       share of all.
     """
     steps = [_step(step, peaks.get(step.number)) for step in trace.steps]
     named = [f"{time}_ms" for time in TIMES]
     columns = {name: [step[name] for step in steps] for name in named}
     median = {name: statistics.median(column) for name, column in columns.items()}
-    own = None if untraced is None else _without_profiler(median, untraced)
-    totals = own or {name: sum(column) for name, column in columns.items()}
+    totals = {name: sum(column) for name, column in columns.items()}
+    own = None if untraced is None else _without_profiler({n: x / len(steps) for n, x in totals.items()}, untraced)
+    totals = own or totals
     seconds = (own or median)["total_ms"] / 1e3
     peak = work.peak or (trace.peak and trace.peak * work.replicas)
     held, by = program_bytes, "XLA, of a program not run" if program_bytes else None
@@ -118,11 +119,12 @@ def _step(step, peak):
     return {"step": step.number, **times, "peak_bytes": peak}
 
 
-def _without_profiler(median, total):
-    """The times of a step that takes `total` ms. A device works as long as under the profiler, which slows the host."""
-    device = min(median["device_ms"], total)
-    waits = min(median["input_ms"], total - device)
-    return {"total_ms": total, "device_ms": device, "host_ms": total - device - waits, "input_ms": waits}
+def _without_profiler(mean, total):
+    """The mean times of steps that take `total` ms. The profiler costs the host time; if that is not enough, all."""
+    host = max(0.0, mean["host_ms"] + total - mean["total_ms"])
+    parts = {"device_ms": mean["device_ms"], "host_ms": host, "input_ms": mean["input_ms"]}
+    share = total / sum(parts.values())
+    return {"total_ms": total, **{name: part * share for name, part in parts.items()}}
 
 
 def _bound(totals):

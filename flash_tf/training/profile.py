@@ -3,7 +3,6 @@
 import dataclasses
 import gc
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -129,10 +128,14 @@ def _capture(
     program_bytes: Callable[[], int | None] = lambda: None,
     per_call: int = 1,
 ) -> dict:
-    progress.line(f"running {WARM * per_call} steps to warm up, then {calls * per_call} to capture")
+    many = [times * per_call for times in (WARM, UNTRACED, calls)]
+    progress.line("running {} steps to warm up, then {} without the profiler and {} to capture".format(*many))
     for _ in range(WARM):
         call()
-    untraced = statistics.median(map(_milliseconds, [call] * UNTRACED)) / per_call
+    start = time.perf_counter()
+    for _ in range(UNTRACED):
+        call()
+    untraced = 1e3 * (time.perf_counter() - start) / (UNTRACED * per_call)
     capture = Capture(folder, work.mode)
     try:
         for number in range(calls):
@@ -142,12 +145,6 @@ def _capture(
         capture.discard()
         raise
     return finish(capture, work, program_bytes, per_call, untraced)
-
-
-def _milliseconds(call):
-    start = time.perf_counter()
-    call()
-    return 1e3 * (time.perf_counter() - start)
 
 
 def _program_bytes(run, stream, trainer, progress):
@@ -263,7 +260,7 @@ def finish(
       work: The work of a step.
       program_bytes: Gives a step's memory. Called if neither the devices nor the trace report it.
       per_mark: Steps of a mark. Each has the mean times of its mark.
-      untraced: The time of a step without the profiler, in ms, if it was measured.
+      untraced: The mean time of a step without the profiler, in ms, if it was measured.
 
     Raises:
       ValueError: The trace is empty.

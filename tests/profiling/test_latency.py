@@ -27,13 +27,24 @@ def test_what_the_profiler_costs_the_host_is_in_no_rate_and_no_verdict():
     trace = Trace(steps=(step,), devices=1, operations={}, program_bytes=None, peak=None)
     assert summarize(trace, work, {})["bound"] == "host"
     found = summarize(trace, work, {}, untraced=33.0)
-    assert found["untraced"] == {"total_ms": 33.0, "device_ms": 30.0, "host_ms": 2.0, "input_ms": 1.0}
+    own = {"total_ms": 33.0, "device_ms": 30.0, "host_ms": 2.0, "input_ms": 1.0}
+    assert found["untraced"] == pytest.approx(own)
     assert (found["bound"], found["median"]["total_ms"]) == ("compute", 180.0)
     assert found["device_share"] == pytest.approx(30 / 33) and found["tokens_per_second"] == pytest.approx(64 / 33e-3)
     assert "untraced                 33.00 ms     30.00 ms      2.00 ms      1.00 ms" in latency.as_text(found)
     assert latency.headline(found).startswith("33.00 ms a step, compute-bound")
-    faster = summarize(trace, work, {}, untraced=20.0)["untraced"]  # than the device under the profiler
-    assert faster == {"total_ms": 20.0, "device_ms": 20.0, "host_ms": 0.0, "input_ms": 0.0}
+    faster = summarize(trace, work, {}, untraced=15.5)["untraced"]  # the profiler slowed the device too
+    assert faster == pytest.approx({"total_ms": 15.5, "device_ms": 15.0, "host_ms": 0.0, "input_ms": 0.5})
+
+
+def test_waits_of_few_steps_count_without_the_profiler_too():
+    calm = Step(number=1, total=10 * 10**9, device=10 * 10**9, input=0, host=0)
+    waiting = Step(number=2, total=50 * 10**9, device=10 * 10**9, input=40 * 10**9, host=0)
+    work = Work(mode="train", model="m", tokens=64, flops=1200, replicas=1, device="d", peak=4e5, peak_of="sheet")
+    trace = Trace(steps=(calm,) * 6 + (waiting,) * 2, devices=1, operations={}, program_bytes=None, peak=None)
+    for untraced in (None, 20.0):
+        found = summarize(trace, work, {}, untraced=untraced)
+        assert (found["bound"], found["input_share"]) == ("input", pytest.approx(0.5))
 
 
 def test_a_training_step_costs_what_describe_says_of_its_tokens():
