@@ -85,6 +85,8 @@ def _measure(args, progress):
     runs = {first: tokenizer, **{name: training(name, args, tokenizer.folder) for name in others}}
     runs = {name: run for name, run in runs.items() if _asked(name, args.of) and not results.has(config=name, **asked)}
     progress.line(f"{len(runs)} models, {args.steps:,} steps each, on {where}")
+    if not runs:
+        return 0
     if not all(in_parallel.train([tokenizer], 1, progress)):
         return 1
     complete = in_parallel.train(list(runs.values()), args.parallel, progress)
@@ -114,15 +116,19 @@ def training(name: str, args: argparse.Namespace, tokenizer: str | Path) -> Trai
 
 
 def as_text(rows: list[dict]) -> str:
-    """A line for each model, its newest row."""
-    newest = {(row["device"], row["config"], row["steps"], row["seed"]): row for row in rows}.values()
-    lines = [device.table_line(COLUMNS, WIDTHS)]
-    for row in newest:
-        table, theirs = paper(row["config"])
-        name = row["config"].removeprefix(f"{FOLDER}/")
-        cells = (name, table, f"{row['perplexity']:.1f}", theirs, f"{row['parameters']:,}")
-        lines.append(device.table_line(cells, WIDTHS))
-    return "\n".join(lines)
+    """A table for each device, number of steps and seed: a line for each model, its newest row."""
+    tables = []
+    for about in dict.fromkeys((row["device"], row["steps"], row["seed"]) for row in rows):
+        own = {row["config"]: row for row in rows if (row["device"], row["steps"], row["seed"]) == about}
+        heading = "{}, {:,} steps, seed {}".format(*about)
+        tables.append("\n".join([heading, device.table_line(COLUMNS, WIDTHS), *map(_line, own.values())]))
+    return "\n\n".join(tables)
+
+
+def _line(row):
+    table, theirs = paper(row["config"])
+    name = row["config"].removeprefix(f"{FOLDER}/")
+    return device.table_line((name, table, f"{row['perplexity']:.1f}", theirs, f"{row['parameters']:,}"), WIDTHS)
 
 
 def _checked(args):

@@ -9,7 +9,7 @@ learning rates with seed 0. The better one on validation is trained with the oth
 scored on the test file. So are new weights of the same model with the same tokenizer. `fine_tuning_data.py` splits the
 data. Trainings run as `flash-tf train`, several at a time, in folders of OUT; what is complete there is not trained
 again, so the command may be stopped and started again. Both tasks may share an OUT, and the masked models in it. A row
-names the commit at hand: other code needs another OUT.
+names the commit at hand: other code or data needs another OUT.
 """
 
 import argparse
@@ -203,8 +203,10 @@ def film_review_scores(test: Path, predictions: list[dict] | None) -> dict[str, 
 
 
 def question_scores(test: Path, predictions: list[dict] | None) -> dict[str, float]:
-    """`exact_match` and `f1` by SQuAD's rules, also of the questions with an answer alone; without predictions, of
-    never an answer."""
+    """`exact_match` and `f1` by SQuAD's rules, of all questions and of those that have an answer.
+
+    Without predictions they are the scores of a model that never gives an answer.
+    """
     from flash_tf.data import example_formats
     from flash_tf.training import metrics
 
@@ -231,7 +233,7 @@ def _array(numbers):
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+    return [json.loads(line) for line in file.read_text("utf-8").split("\n") if line]  # a text may have U+2028
 
 
 def as_text(rows: list[dict]) -> str:

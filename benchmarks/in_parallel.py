@@ -3,6 +3,7 @@
 A training of a small model leaves most of a GPU idle. Child processes share it, each with the memory that it asks for.
 """
 
+import contextlib
 import json
 import os
 import shlex
@@ -125,19 +126,23 @@ def _started(command):
 
 def _ended(command, status, seconds, progress):
     last = _lines(command.log)[-1]
+    ended = command.log.read_bytes().endswith(b"\n")
     with command.log.open("a", encoding="utf-8") as log:
-        log.write(f"exit status {status}\n")
+        log.write(f"{'' if ended else chr(10)}exit status {status}\n")
     said = f"{command.log.name.removesuffix('.log')}: {duration(seconds)}"
     progress.line(said if status == 0 else f"{said}, failed with status {status}, see {command.log}: {last}")
 
 
 def _end(children):
-    for child in children:
-        child.terminate()
-    for child in children:
-        try:
-            child.wait(GRACE)
-        except subprocess.TimeoutExpired:
+    try:
+        for child in children:
+            child.terminate()
+        until = time.monotonic() + GRACE
+        for child in children:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(max(0, until - time.monotonic()))
+    finally:  # also after a second signal
+        for child in children:
             child.kill()
             child.wait()
 

@@ -255,7 +255,7 @@ def recall_figures(rows: list[Row]) -> dict[str, Figure]:
         axes.set_xlabel(f"state (KiB): {task}, length {length:,}, {pairs} pairs or words, width {width}")
         axes.set_ylabel("accuracy (%)")
         plot_style.label_lines(axes, size=min(9.0, plot_style.FITTING / len(own)))
-    plot_style.notes(figure, [f"The better learning rate of each system. Commits: {_commits(rows)}."])
+    plot_style.notes(figure, [f"The best learning rate of each system. Commits: {_commits(rows)}."])
     return {"recall": figure}
 
 

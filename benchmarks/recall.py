@@ -8,8 +8,8 @@
 The systems are the configs of `configs/recall`, at each width and learning rate. They run as `flash-tf train`, several
 at a time, in folders of OUT. A row has the scores at each rate on 3,000 validation examples, after the last step; the
 table has the best rate, which the same examples choose. A run that is complete in OUT is not trained again, so the
-command may be stopped and started again. A row names the commit at hand: other code needs another OUT. Rows of other
-lengths, pairs or widths are other measurements.
+command may be stopped and started again. A row names the commit at hand: other code or options need another OUT. Rows
+of other lengths, pairs or widths are other measurements.
 """
 
 import argparse
@@ -80,8 +80,8 @@ def _data(args):
     loaded = config.load(TASKS[args.task])
     many = "pairs" if args.task == "mqar" else "tokens"
     source, before = dict(loaded.data.source), loaded.data.sequence_length
-    source[many] = args.pairs or source[many]
-    length = args.length or before
+    source[many] = source[many] if args.pairs is None else args.pairs
+    length = before if args.length is None else args.length
     source["length"] = length - (0 if args.task == "mqar" else source[many])
     overrides = {
         "data.source": source,
@@ -150,8 +150,9 @@ def _checked(args):
     """The arguments. Overrides make the rows a variant."""
     if not args.table and args.out is None:
         raise ValueError("OUT is needed, but for --table")
-    if args.parallel < 1 or min(args.widths) < 1 or min(args.rates) <= 0:
-        raise ValueError("--parallel and --widths must be 1 or more, --rates above 0")
+    sizes = [args.parallel, *args.widths, *(size for size in (args.length, args.pairs) if size is not None)]
+    if min(sizes) < 1 or min(args.rates) <= 0:
+        raise ValueError("--parallel, --widths, --length and --pairs must be 1 or more, --rates above 0")
     args.variant = args.variant or ", ".join(args.set) or None
     return args
 

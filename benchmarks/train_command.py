@@ -26,6 +26,7 @@ from flash_tf.training.progress import Progress, duration
 COLUMNS = ("config", "n", "ktok/s", "first step, s", "again, s")
 WIDTHS = (36, 8, 9, 15, 10)
 LATER = 3  # steps of a second start
+LOOPS = 3  # the fewest that give a rate: the first and the last do not count
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -34,12 +35,12 @@ def main(arguments: list[str] | None = None) -> int:
     with device.libraries_in_log() as console:
         progress, where = Progress(console), in_parallel.device_name()
         results = result_files.Results(args, "train_command", device=where, packages=("tensorflow", "jax", "keras"))
-        cases, failed = list(itertools.product(args.configs, args.lengths)), False
-        for config, n in cases:
+        cases = {case: Path(args.out, f"{case[0].replace('/', '-')}-{case[1]}") for case in _cases(args)}
+        if there := [str(folder) for folder in cases.values() if folder.exists()]:
+            raise ValueError(f"{there[0]} is there already: OUT must be another folder")
+        for (config, n), folder in cases.items():
             progress.line(f"flash-tf train {config}, {args.tokens // n} x {n:,} tokens a step")
-            found = _timed(config, n, args, progress)
-            failed |= found is None
-            if found is not None:
+            if (found := _timed(config, n, folder, args, progress)) is not None:
                 results.add({"config": config, "n": n, "tokens_per_step": args.tokens, **found})
     print(device.table_line(COLUMNS, WIDTHS))
     for row in results.rows:
@@ -48,15 +49,16 @@ def main(arguments: list[str] | None = None) -> int:
         )
         cells = (row["config"], row["n"], f"{rate / 1e3:.1f}", f"{first:.1f}", again and f"{again:.1f}")
         print(device.table_line(cells, WIDTHS))
-    return int(failed)
+    return int(len(results.rows) < len(cases))
 
 
-def _timed(config, n, args, progress):
+def _cases(args):
+    return itertools.product(args.configs, args.lengths)
+
+
+def _timed(config, n, folder, args, progress):
     """The figures of a config at a length, or None if it failed."""
-    folder = Path(args.out, f"{config.replace('/', '-')}-{n}")
-    if folder.exists():
-        raise ValueError(f"{folder} is there already: OUT must be another folder")
-    sizes = [f"data.sequence_length={n}", f"train.tokens_per_step={args.tokens}", *args.set]
+    sizes = [f"data.sequence_length={n}", f"train.tokens_per_step={args.tokens}", "evaluation.every=null", *args.set]
     options = [text for override in sizes for text in ("--set", override)]
     command = in_parallel.Command(
         ("train", config, "--model-dir", str(folder / "run"), *options), folder / "output.log"
@@ -66,21 +68,28 @@ def _timed(config, n, args, progress):
         return None
     records = _records(folder)
     rates = [rate for rate, _ in itertools.groupby(record["tokens_per_second"] for record in records)]
+    if len(rates) < LOOPS:
+        progress.line(f"{command} ended after {len(rates)} loops; a rate needs {LOOPS}: --steps must be more")
+        return None
     found = {
-        "tokens_per_second": statistics.median(rates[1:-1] or rates[-1:]),
+        "tokens_per_second": statistics.median(rates[1:-1]),
         "tokens_per_second_of_loops": rates,
         "seconds_to_first_step": first,
         "loss": records[-1]["loss"],
         "steps": records[-1]["step"],
     }
     if args.again:
-        found["seconds_to_first_step_again"] = _until(command, folder, len(records) + LATER, signal.SIGKILL, progress)
+        again = _until(command, folder, len(records) + LATER, signal.SIGKILL, progress)
+        if again is None:
+            return None
+        found["seconds_to_first_step_again"] = again
     return found
 
 
 def _until(command, folder, steps, number, progress):
     """Runs a command until the run has some steps, then sends it a signal. The seconds to its first step, or None."""
     folder.mkdir(parents=True, exist_ok=True)
+    ending = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the child ends too
     before, start, first = len(_records(folder)), time.perf_counter(), None
     with command.log.open("a") as log:
         child = subprocess.Popen(
@@ -103,6 +112,8 @@ def _until(command, folder, steps, number, progress):
             child.wait()
     finally:
         child.kill()
+        child.wait()
+        signal.signal(signal.SIGTERM, ending)
         progress.clear()
     if ended:
         last = command.log.read_text("utf-8", "replace").splitlines()[-1:]
@@ -112,7 +123,8 @@ def _until(command, folder, steps, number, progress):
 
 def _kept(folder):
     (folder / "programs").mkdir(exist_ok=True)
-    return f"--tf_xla_persistent_cache_directory={folder}/programs --tf_xla_persistent_cache_device_types=GPU"
+    ours = f"--tf_xla_persistent_cache_directory={folder}/programs --tf_xla_persistent_cache_device_types=GPU"
+    return f"{os.environ.get('TF_XLA_FLAGS', '')} {ours}"  # noqa: TID251
 
 
 def _records(folder):

@@ -36,4 +36,5 @@ def test_all_have_one_size_text_and_order(name):
 def test_the_table_has_the_papers_figure_beside_ours():
     row = {"device": "a GPU", "config": "transnormer_ablations/t1_mlp", "steps": 600, "seed": 0, "perplexity": 50.0}
     text = ablations.as_text([{**row, "perplexity": 60.0, "parameters": 1}, {**row, "parameters": 1_500_000}])
-    assert text.splitlines()[1].split() == ["t1_mlp", "10", "50.0", "3.93", "1,500,000"]
+    assert text.splitlines()[0] == "a GPU, 600 steps, seed 0"
+    assert text.splitlines()[2].split() == ["t1_mlp", "10", "50.0", "3.93", "1,500,000"]
