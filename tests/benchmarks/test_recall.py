@@ -30,7 +30,7 @@ def test_a_run_has_the_data_width_and_rate_that_were_asked_for():
     found = loaded("retnet", "--length", "256", "--pairs", "16", "--widths", "128")
     assert (found.data.source["length"], found.data.source["pairs"], found.data.sequence_length) == (256, 16, 256)
     assert (found.model["width"], found.model["feedforward"]["hidden"]) == (128, 170)  # 85 at width 64
-    assert (found.batch_size, found.optimizer.learning_rate, found.evaluation.every) == (64, 1e-3, None)
+    assert (found.batch_size, found.optimizer.learning_rate, found.evaluation.every) == (512, 1e-3, None)
     assert loaded("cosformer", "--length", "512").model["mixer"]["cosine_length"] == 512
     copying = loaded("flash", "--task", "selective_copying")
     assert copying.data == config.load("recall/selective_copying_mamba").data
@@ -98,5 +98,7 @@ def test_systems_are_trained_once_and_a_run_that_fails_leaves_the_others(task, t
 def test_the_time_of_a_run_is_of_its_steps(tmp_path):
     run = in_parallel.Training("recall/flash", tmp_path / "run")
     run.folder.mkdir()
-    (run.folder / "metrics.jsonl").write_text('{"tokens_per_second": 4096.0}\n' * 3 + '{"tokens_per_second": 2048.0}\n')
+    (run.folder / "metrics.jsonl").write_text(
+        '{"tokens_per_second": 32768.0}\n' * 3 + '{"tokens_per_second": 16384.0}\n'
+    )
     assert in_parallel.seconds(run) == 5.0
