@@ -135,9 +135,8 @@ def _checked(args):
     """The arguments. Overrides make the rows a variant."""
     if not args.table and (args.out is None or args.text is None):
         raise ValueError("OUT and --text are needed, but for --table")
-    if args.parallel < 1 or args.steps < 1:
-        raise ValueError("--parallel and --steps must be 1 or more")
-    args.variant = args.variant or ", ".join(args.set) or None
+    in_parallel.check(args, "steps")
+    args.variant = result_files.variant(args)
     return args
 
 
@@ -148,12 +147,7 @@ def _parser():
     parser.add_argument("--of", nargs="+", choices=BASES, default=BASES, help="the models and their changes (all)")
     parser.add_argument("--steps", type=int, default=1500, help="of 16,384 tokens (default 1,500, ten passes)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--parallel", type=int, default=12, metavar="N", help="commands at a time (default 12)")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="of every training; rows are then a variant"
-    )
-    parser.add_argument("--table", action="store_true", help="measure nothing")
-    result_files.add_options(parser)
+    in_parallel.add_options(parser)
     return parser
 
 

@@ -254,13 +254,12 @@ def _checked(args):
     """The arguments. Overrides make the rows a variant."""
     if not args.table and (args.data is None or args.out is None):
         raise ValueError("DATA and OUT are needed, but for --table")
-    if args.seeds < 1 or args.parallel < 1:
-        raise ValueError("--seeds and --parallel must be 1 or more")
+    in_parallel.check(args, "seeds", "pretraining_steps")
     if unknown := [name for name in args.systems if name not in TABLE["systems"]]:
         near = hint(unknown[0], TABLE["systems"]) or "."
         raise ValueError(f"no system is called {unknown[0]!r}{near} There are: {', '.join(TABLE['systems'])}")
     steps = [] if args.pretraining_steps is None else [f"{args.pretraining_steps} steps of pretraining"]
-    args.variant = args.variant or ", ".join([*args.set, *steps]) or None
+    args.variant = result_files.variant(args, *steps)
     return args
 
 
@@ -274,13 +273,8 @@ def _parser():
     )
     parser.add_argument("--systems", nargs="+", default=list(TABLE["systems"]), metavar="SYSTEM", help="default: all")
     parser.add_argument("--seeds", type=int, default=3, help="runs at the better learning rate (default 3)")
-    parser.add_argument("--parallel", type=int, default=12, metavar="N", help="commands at a time (default 12)")
     parser.add_argument("--pretraining-steps", type=int, metavar="N", help="default: the table's")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="of every training; rows are then a variant"
-    )
-    parser.add_argument("--table", action="store_true", help="measure nothing")
-    result_files.add_options(parser)
+    in_parallel.add_options(parser)
     return parser
 
 

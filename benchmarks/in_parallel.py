@@ -3,6 +3,7 @@
 A training of a small model leaves most of a GPU idle. Child processes share it, each with the memory that it asks for.
 """
 
+import argparse
 import contextlib
 import json
 import os
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks import result_files
 from flash_tf.training.progress import Progress, duration
 
 CHILD = (sys.executable, "-c", "from flash_tf.cli import program; program()")
@@ -70,6 +72,23 @@ class Training(NamedTuple):
         config, (_, log) = Path(self.config), self.command
         older = not config.is_file() or (log.exists() and config.stat().st_mtime <= log.stat().st_mtime)
         return older and self.folder.is_dir() and self.command.done
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds what a script takes that runs trainings side by side."""
+    parser.add_argument("--parallel", type=int, default=12, metavar="N", help="commands at a time (default 12)")
+    parser.add_argument("--table", action="store_true", help="measure nothing")
+    result_files.add_overrides(parser)
+    result_files.add_options(parser)
+
+
+def check(args: argparse.Namespace, *counts: str) -> None:
+    """Raises a ValueError unless `--parallel` and the named options, numbers or lists or None, are 1 or more."""
+    for name in ("parallel", *counts):
+        given = getattr(args, name)
+        numbers = given if isinstance(given, list) else [] if given is None else [given]
+        if min(numbers, default=1) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be 1 or more, got {min(numbers)}")
 
 
 def train(trainings: Sequence[Training], at_once: int, progress: Progress) -> list[bool]:

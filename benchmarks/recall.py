@@ -150,10 +150,10 @@ def _checked(args):
     """The arguments. Overrides make the rows a variant."""
     if not args.table and args.out is None:
         raise ValueError("OUT is needed, but for --table")
-    sizes = [args.parallel, *args.widths, *(size for size in (args.length, args.pairs) if size is not None)]
-    if min(sizes) < 1 or min(args.rates) <= 0:
-        raise ValueError("--parallel, --widths, --length and --pairs must be 1 or more, --rates above 0")
-    args.variant = args.variant or ", ".join(args.set) or None
+    in_parallel.check(args, "widths", "length", "pairs")
+    if min(args.rates) <= 0:
+        raise ValueError(f"--rates must be above 0, got {min(args.rates):g}")
+    args.variant = result_files.variant(args)
     return args
 
 
@@ -167,12 +167,7 @@ def _parser():
     parser.add_argument("--rates", nargs="+", type=float, default=RATES, metavar="RATE", help="default 0.001 0.003")
     parser.add_argument("--systems", nargs="+", metavar="SYSTEM", help="configs of recall (default: all)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--parallel", type=int, default=12, metavar="N", help="commands at a time (default 12)")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="of every training; rows are then a variant"
-    )
-    parser.add_argument("--table", action="store_true", help="measure nothing")
-    result_files.add_options(parser)
+    in_parallel.add_options(parser)
     return parser
 
 

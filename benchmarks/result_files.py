@@ -137,6 +137,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--variant", metavar="TEXT", help="what is unusual about these rows; plots and tables skip them")
 
 
+def add_overrides(parser: argparse.ArgumentParser) -> None:
+    """Adds `--set` for trainings. Rows with overrides are a variant; see `variant`."""
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="of every training; rows are then a variant"
+    )
+
+
+def variant(args: argparse.Namespace, *unusual: str) -> str | None:
+    """What is unusual about the rows: `--variant`, or else the overrides and what else is."""
+    return args.variant or ", ".join([*args.set, *unusual]) or None
+
+
 def parse(parser: argparse.ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
     """Parses a script's arguments, and keeps the command itself, which each row records."""
     args = parser.parse_args(arguments)

@@ -7,7 +7,7 @@ Each config is trained at each length by a process of its own, one after the oth
 config's files are. The process ends after `--steps` steps, before an evaluation. A loop of steps has one rate; the
 first loop, which compiles, and the last do not count, and the median of the others is the rate. Programs that XLA keeps
 begin in an empty folder, so each start is a first one. `--again` then starts the same command a second time: it goes
-on from its checkpoint, with its programs.
+on from its checkpoint, with its programs. Lowered kernels (docs/layers.md) stay where they are in all starts.
 """
 
 import argparse
@@ -35,7 +35,10 @@ def main(arguments: list[str] | None = None) -> int:
     with device.libraries_in_log() as console:
         progress, where = Progress(console), in_parallel.device_name()
         results = result_files.Results(args, "train_command", device=where, packages=("tensorflow", "jax", "keras"))
-        cases = {case: Path(args.out, f"{case[0].replace('/', '-')}-{case[1]}") for case in _cases(args)}
+        cases = {
+            case: Path(args.out, f"{case[0].replace('/', '-')}-{case[1]}")
+            for case in itertools.product(args.configs, args.lengths)
+        }
         if there := [str(folder) for folder in cases.values() if folder.exists()]:
             raise ValueError(f"{there[0]} is there already: OUT must be another folder")
         for (config, n), folder in cases.items():
@@ -50,10 +53,6 @@ def main(arguments: list[str] | None = None) -> int:
         cells = (row["config"], row["n"], f"{rate / 1e3:.1f}", f"{first:.1f}", again and f"{again:.1f}")
         print(device.table_line(cells, WIDTHS))
     return int(len(results.rows) < len(cases))
-
-
-def _cases(args):
-    return itertools.product(args.configs, args.lengths)
 
 
 def _timed(config, n, folder, args, progress):
@@ -139,20 +138,18 @@ def _checked(args):
         device.batch_size(n, args.tokens)
     if args.steps < 3:
         raise ValueError(f"--steps must be 3 or more, got {args.steps}")
-    args.variant = args.variant or ", ".join(args.set) or None
+    args.variant = result_files.variant(args)
     return args
 
 
 def _parser():
     parser = argparse.ArgumentParser(prog="python -m benchmarks.train_command", description=__doc__.splitlines()[0])
-    parser.add_argument("out", metavar="OUT", help="a folder for the runs, which must not be there")
+    parser.add_argument("out", metavar="OUT", help="a new folder for the runs")
     parser.add_argument("--configs", nargs="+", required=True, metavar="CONFIG")
     device.takes_sizes(parser, (8192,))
     parser.add_argument("--steps", type=int, default=100, help="after which a training ends (default 100)")
     parser.add_argument("--again", action="store_true", help="time a second start too, which goes on from the first")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="of every training; rows are then a variant"
-    )
+    result_files.add_overrides(parser)
     result_files.add_options(parser)
     return parser
 

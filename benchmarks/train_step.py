@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
         if getattr(args, name) != parser.get_default(name):
             side = "does not go with" if args.exported else "needs"
             raise ValueError(f"--{name.replace('_', '-')} {side} --exported")
-    args.variant = args.variant or ", ".join([*args.set, *args.xla_option]) or None
+    args.variant = result_files.variant(args, *args.xla_option)
     with device.libraries_in_log():
         name, packages, rows = _through_jax(args) if args.exported else _in_keras(args)
         results = result_files.Results(args, "train_step", device=name, packages=packages)

@@ -96,6 +96,7 @@ def test_commands_that_look_at_configs_alone_run_without_tensorflow(command):
     code = WITHOUT_TENSORFLOW + hidden + "from flash_tf.cli import main; sys.exit(main(sys.argv[1:]))"
     out, err, status = in_process(code, *command.split())
     assert (status, out.count("FLASH") > 1 or '"parameters":' in out) == (0, True), err
+    assert err.count("'tensorflow'") <= 1  # `describe` says once what training lacks
 
 
 @pytest.fixture(scope="module")

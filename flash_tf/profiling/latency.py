@@ -177,10 +177,8 @@ def _older(folder):
 def headline(result: dict) -> str:
     """The result in one line."""
     mfu = "" if result["mfu"] is None else f", MFU {result['mfu']:.1%}"
-    waits = f"waiting for input {result['input_share']:.1%}"
-    return (
-        f"{(result['untraced'] or result['median'])['total_ms']:,.2f} ms a step, {result['bound']}-bound, {waits}{mfu}"
-    )
+    total = (result["untraced"] or result["median"])["total_ms"]
+    return f"{total:,.2f} ms a step, {result['bound']}-bound, waiting for input {result['input_share']:.1%}{mfu}"
 
 
 def as_text(result: dict) -> str:

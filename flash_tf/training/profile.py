@@ -29,9 +29,7 @@ from flash_tf.training.trainer import longest_loop, uses_xla
 MODES = ("train", "prefill", "decode")
 PER_LOOP = 8  # steps of a captured loop on a GPU, where the start of a loop costs the host some milliseconds
 WARM = 3  # steps before the captured ones: the first traces and compiles, the next ones fill buffers
-UNTRACED = (
-    5  # calls after those, for the time of a step without the profiler, which costs the host time for each launch
-)
+UNTRACED = 5  # calls after those, without the profiler, which slows each launch
 AHEAD = 8  # batches beyond the last step, so that the input pipeline works to the end
 DECODED = 64  # tokens that a step of decoding adds to each text, as in an artifact
 PRODUCT = {"CPU": 1024, "GPU": 8192}  # side of the matrices whose product measures a peak

@@ -129,7 +129,7 @@ def test_wrong_arguments_are_said_in_a_line():
     for more, message in (
         (["a", "b", "--systems", "flsh"], "no system is called 'flsh'; did you mean 'flash'"),
         (["a"], "DATA and OUT are needed"),
-        (["a", "b", "--seeds", "0"], "--seeds and --parallel must be 1 or more"),
+        (["a", "b", "--seeds", "0"], "--seeds must be 1 or more, got 0"),
     ):
         with pytest.raises(ValueError, match=message):
             fine_tuning.main(["questions", *more])

@@ -65,8 +65,9 @@ def test_wrong_arguments_are_said_in_a_line(tmp_path):
     for flags, message in (
         ([str(tmp_path), "--systems", "flsh", *file], "no config of recall is called 'flsh'; did you mean 'flash'"),
         ([], "OUT is needed"),
-        ([str(tmp_path), "--widths", "0"], "--parallel, --widths, --length and --pairs must be 1 or more"),
-        ([str(tmp_path), "--rates", "0"], "--rates above 0"),
+        ([str(tmp_path), "--widths", "64", "0"], "--widths must be 1 or more, got 0"),
+        ([str(tmp_path), "--length", "0"], "--length must be 1 or more, got 0"),
+        ([str(tmp_path), "--rates", "0"], "--rates must be above 0, got"),
     ):
         with pytest.raises(ValueError, match=message):
             recall.main(flags)

@@ -141,3 +141,23 @@ def test_a_failed_installation_says_where_its_log_is(tmp_path):
     (log,) = (tmp_path / "temporary").iterdir()
     assert done.returncode == 1 and f"the installation failed; see {log}" in done.stderr
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
+
+
+def test_programs_are_kept_by_the_options_of_xla_and_old_ones_of_all_options_go(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folders = []
+    for options in ("", "--xla_gpu_autotune_level=3", ""):
+        monkeypatch.setenv("XLA_FLAGS", options)
+        monkeypatch.setenv("TF_XLA_FLAGS", "--tf_xla_cpu_global_jit")
+        cli._keep_programs()
+        first, ours, kinds = os.environ["TF_XLA_FLAGS"].split()
+        assert (first, kinds) == ("--tf_xla_cpu_global_jit", "--tf_xla_persistent_cache_device_types=GPU")
+        folders.append(Path(ours.partition("=")[2]))
+    assert folders[0] == folders[2] != folders[1] and folders[1].parent == folders[0].parent
+    old, new = folders[1] / "xla_compile_cache__old", folders[1] / "xla_compile_cache__new"
+    for program in (old, new):
+        program.touch()
+    os.utime(old, (0, 0))
+    monkeypatch.delenv("TF_XLA_FLAGS")
+    cli._keep_programs()
+    assert new.exists() and not old.exists()
