@@ -10,6 +10,7 @@ from keras import ops
 from flash_tf.generation.beam import BeamSearch
 from flash_tf.generation.decoding import cast_weights, continuation, decode_on
 from flash_tf.generation.samplers import GREEDY, Sampler
+from flash_tf.layers.traced_once import forward_only
 
 FINEST = 32  # prompts are padded to a multiple of this, if they are not long
 FEW = 4  # tokens that `stream` chooses in one call of a program
@@ -164,7 +165,8 @@ def compiled(model: keras.Model, function: Callable, *arguments) -> Callable:
     import tensorflow as tf
 
     on_gpu = bool(tf.config.list_logical_devices("GPU"))
-    return tf.function(function, autograph=False, jit_compile=on_gpu).get_concrete_function(*arguments)
+    with forward_only():
+        return tf.function(function, autograph=False, jit_compile=on_gpu).get_concrete_function(*arguments)
 
 
 def _on_jax(model, function):

@@ -1,10 +1,12 @@
 """Blocks that are alike as one loop, so that neither the program nor the time to compile it grows with the depth."""
 
+import functools
 from collections.abc import Callable, Sequence
 
 import keras
 from keras import ops
 
+from flash_tf.layers.traced_once import TracedOnce
 from kernels_xla.common.sharding import gather_of_weights
 from kernels_xla.common.spec import Tensor
 
@@ -26,10 +28,12 @@ def through(
       loop: Whether the blocks are one loop on JAX, with the same numbers. The weights of all passes are stacked, and
         the backward pass keeps what `call` keeps. On TensorFlow, XLA takes no gradient of such a loop.
     """
+    passes = [blocks[i : i + period] for i in range(0, len(blocks), period)]
     if loop and keras.backend.backend() == "jax":
-        return _loop([blocks[i : i + period] for i in range(0, len(blocks), period)], x, call)
-    for block in blocks:
-        x = call(block, x)
+        return _loop(passes, x, call)
+    one_pass = TracedOnce(lambda blocks, x: functools.reduce(lambda x, block: call(block, x), blocks, x), passes)
+    for blocks in passes:
+        x = one_pass(blocks, x)
     return x
 
 

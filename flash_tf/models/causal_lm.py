@@ -11,6 +11,7 @@ from flash_tf.generation import Generator
 from flash_tf.generation.beam import BeamSearch
 from flash_tf.generation.samplers import Sampler
 from flash_tf.layers.streaming import joined, next_positions, normalized, split
+from flash_tf.layers.traced_once import TracedOnce
 from flash_tf.models.language_model import MODELS, LanguageModel, unpack
 from flash_tf.models.states import Layout
 from kernels_xla.common.spec import State, Tensor
@@ -141,11 +142,11 @@ class CausalLM(LanguageModel):
         precomputed = [None] * self.depth if precomputed is None else precomputed
         positions = next_positions(state["position"], tokens)
         x, stride = self.embed(token_ids, positions), len(self.blocks) // self.depth
-        for i in range(self.depth):
-            mixer, *others = self.blocks[stride * i : stride * (i + 1)]
-            x, states[i] = mixer.extend(x, states[i], positions, valid, precomputed[i])
-            for block in others:
-                x, _ = block.extend(x, {})
+        passes = [self.blocks[stride * i : stride * (i + 1)] for i in range(self.depth)]
+        for alike in _alike(self.kinds):
+            extend = TracedOnce(_extended, [passes[i] for i in alike])
+            for i in alike:
+                x, states[i] = extend(passes[i], x, states[i], positions, valid, precomputed[i])
         position = states[0]["position"]
         if last and token_ids.shape[1] != 1:
             at = (ops.full_like(position, tokens) if valid is None else ops.maximum(valid, 1)) - 1
@@ -255,3 +256,17 @@ class CausalLM(LanguageModel):
         """Bytes of the state of one row of up to n tokens, or None where the mixer cannot stream."""
         layers = [mixer.state_bytes(n, itemsize) for mixer in self.mixers]
         return None if None in layers else sum(layers) - 4 * (self.depth - 1)  # one position serves all blocks
+
+
+def _alike(kinds):
+    """The indices of each run of equal kinds."""
+    return [[i for i, _ in run] for _, run in itertools.groupby(enumerate(kinds), key=lambda pair: pair[1])]
+
+
+def _extended(blocks, x, state, positions, valid, precomputed):
+    """The next tokens through a mixer and what follows it."""
+    mixer, *others = blocks
+    x, state = mixer.extend(x, state, positions, valid, precomputed)
+    for block in others:
+        x, _ = block.extend(x, {})
+    return x, state

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from flash_tf.data.prepared_input import PreparedBatches
 from flash_tf.data.stream import EvaluationBatches
+from flash_tf.layers.traced_once import forward_only
 from flash_tf.training.evaluation import summarize, token_sums
 from flash_tf.training.trainer import round_up_names
 
@@ -73,7 +74,8 @@ class Evaluator(orbit.AbstractEvaluator):
 
     def sums(self, batch):
         """The summed loss, then the number of times each token is a label: float32 `[1 + V]`."""
-        return token_sums(self._objective, self._model, batch)
+        with forward_only():
+            return token_sums(self._objective, self._model, batch)
 
 
 class TaskEvaluator(Evaluator):
@@ -92,7 +94,8 @@ class TaskEvaluator(Evaluator):
 
     def sums(self, batch):
         """The outputs of the rows of a replica."""
-        return self._objective.outputs(self._model, batch, training=False)
+        with forward_only():
+            return self._objective.outputs(self._model, batch, training=False)
 
 
 def per_replica(dataset: tf.data.Dataset, batch_size: int, context: tf.distribute.InputContext) -> tf.data.Dataset:
