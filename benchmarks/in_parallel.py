@@ -5,14 +5,16 @@ A training of a small model leaves most of a GPU idle. Child processes share it,
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import shlex
 import signal
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,9 +76,11 @@ class Training(NamedTuple):
         return older and self.folder.is_dir() and self.command.done
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds what a script takes that runs trainings side by side."""
-    parser.add_argument("--parallel", type=int, default=12, metavar="N", help="commands at a time (default 12)")
+def add_options(parser: argparse.ArgumentParser, default: int | None = 12, said: str = "12") -> None:
+    """Adds what a script takes that runs trainings side by side; `said` names the default of `--parallel`."""
+    parser.add_argument(
+        "--parallel", type=int, default=default, metavar="N", help=f"commands at a time (default {said})"
+    )
     parser.add_argument("--table", action="store_true", help="measure nothing")
     result_files.add_overrides(parser)
     result_files.add_options(parser)
@@ -91,20 +95,35 @@ def check(args: argparse.Namespace, *counts: str) -> None:
             raise ValueError(f"--{name.replace('_', '-')} must be 1 or more, got {min(numbers)}")
 
 
-def train(trainings: Sequence[Training], at_once: int, progress: Progress) -> list[bool]:
-    """Trains what is not trained yet; whether each run is now complete. See `run`."""
-    open_ = [one.command for one in trainings if not one.complete]
-    failed = {c.log for c, status in zip(open_, run(open_, at_once, progress), strict=True) if status}
+def train(
+    trainings: Sequence[Training],
+    at_once: int,
+    progress: Progress,
+    then: Callable[[Training], None] = lambda training: None,
+) -> list[bool]:
+    """Trains what is not trained yet; whether each run is now complete. See `run`; `then` gets each complete run."""
+    open_ = []
+    for one in trainings:
+        (then if one.complete else open_.append)(one)
+    ended = lambda number, status: None if status else then(open_[number])  # noqa: E731
+    statuses = run([one.command for one in open_], at_once, progress, ended)
+    failed = {one.command.log for one, status in zip(open_, statuses, strict=True) if status}
     return [one.command.log not in failed for one in trainings]
 
 
-def run(commands: Sequence[Command], at_once: int, progress: Progress) -> list[int]:
+def run(
+    commands: Sequence[Command],
+    at_once: int,
+    progress: Progress,
+    then: Callable[[int, int], None] = lambda number, status: None,
+) -> list[int]:
     """Runs commands; returns their exit statuses. One that fails is reported with its last line; the others go on.
 
     Args:
       commands: Each with a log of its own.
       at_once: At most so many run at a time.
       progress: Gets a line for each command that ends.
+      then: Called as `then(number, status)` after each command that ends, with its place among the commands.
 
     Raises:
       ValueError: `at_once` is below 1.
@@ -123,6 +142,7 @@ def run(commands: Sequence[Command], at_once: int, progress: Progress) -> list[i
                 child, since = running.pop(i)
                 statuses[i] = child.returncode
                 _ended(commands[i], child.returncode, time.monotonic() - since, progress)
+                then(i, child.returncode)
             many, passed = f"{len(statuses)} of {len(commands)} commands done", duration(time.monotonic() - started)
             progress.status(many, f"{len(running)} running", passed)
             time.sleep(POLL)
@@ -180,6 +200,13 @@ def seconds(training: Training) -> float:
     records = _records(training.folder / "metrics.jsonl")
     tokens = described(training)["batch_size"] * described(training)["sequence_length"]
     return sum(tokens / record["tokens_per_second"] for record in records)
+
+
+def tokens_per_second(training: Training) -> float | None:
+    """The median rate of a run's loops of steps but the first and the last; None for fewer than three loops."""
+    records = _records(training.folder / "metrics.jsonl")
+    rates = [rate for rate, _ in itertools.groupby(record["tokens_per_second"] for record in records)]
+    return statistics.median(rates[1:-1]) if len(rates) > 2 else None
 
 
 def described(training: Training) -> dict:

@@ -84,3 +84,20 @@ def test_a_complete_run_is_not_trained_again_until_its_config_or_command_changes
     assert trained(run) == 4
     child("import sys; sys.exit('gone wrong')")
     assert in_parallel.train([run], 1, Progress(io.StringIO())) == [False]
+
+
+def test_each_complete_run_is_given_once_when_it_ends(tmp_path, child):
+    child("import os, sys; 'b' in sys.argv[4] and sys.exit('gone wrong'); os.makedirs(sys.argv[4], exist_ok=True)")
+    runs, ended = [Training("recall/flash", tmp_path / name) for name in ("a1", "b1", "c1")], []
+    assert in_parallel.train(runs, 1, Progress(io.StringIO()), ended.append) == [True, False, True]
+    assert ended == [runs[0], runs[2]]
+    assert in_parallel.train(runs, 1, Progress(io.StringIO()), ended.append) == [True, False, True]
+    assert ended == [runs[0], runs[2]] * 2
+
+
+def test_the_rate_of_a_run_is_of_its_loops_but_the_first_and_the_last(tmp_path):
+    run = Training("recall/flash", tmp_path)
+    assert in_parallel.tokens_per_second(run) is None
+    lines = [f'{{"tokens_per_second": {rate}}}\n' * 2 for rate in (1.0, 30.0, 50.0, 40.0, 9.0)]
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    assert in_parallel.tokens_per_second(run) == 40.0
