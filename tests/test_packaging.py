@@ -65,3 +65,11 @@ def test_help_answers_without_importing_tensorflow():
 def test_a_lock_file_pins_packages_of_the_index_alone(path):
     lines = [line.partition("  #")[0] for line in path.read_text().splitlines() if not line.startswith("#")]
     assert lines and not [line for line in lines if not re.fullmatch(r"[\w.-]+==[\w.+!-]+", line)]
+
+
+def test_no_file_of_the_repository_is_one_that_it_ignores():
+    listing = ["git", "ls-files", "--cached", "--ignored", "--exclude-standard"]
+    listed = shutil.which("git") and subprocess.run(listing, cwd=ROOT, capture_output=True, text=True)
+    if not listed or listed.returncode:
+        pytest.skip("git does not know this folder")
+    assert listed.stdout == ""  # a link to an environment has been there
