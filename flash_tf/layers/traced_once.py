@@ -70,7 +70,7 @@ class _Graph:
 
     Args:
       function: Of nested tensors and None.
-      *arguments: Tensors or variables like those of a call.
+      *arguments: An example, with tensors or variables.
     """
 
     def __init__(self, function: Callable, *arguments: Any):
