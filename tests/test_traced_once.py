@@ -200,6 +200,21 @@ def test_layers_with_other_variables_are_traced_each():
     np.testing.assert_allclose(found, through(x), rtol=1e-5)
 
 
+def test_layers_that_compute_in_another_dtype_are_traced_each():
+    layers = [[keras.layers.Dense(4, dtype=dtype)] for dtype in ("mixed_bfloat16", "mixed_bfloat16", "float32")]
+    for (layer,) in layers:
+        layer.build((None, 4))
+
+    def through(x):
+        one = TracedOnce(lambda some, x: keras.ops.cast(some[0](x), "float32"), layers)
+        for some in layers:
+            x = one(some, x)
+        return x
+
+    x = tf.constant(np.random.default_rng(0).normal(size=(2, 4)), tf.float32)
+    assert np.array_equal(program(through, x)(x), through(x))
+
+
 def test_a_mask_of_keras_is_not_lost():
     layers = [[layer] for layer in [keras.layers.LSTM(4, return_sequences=True) for _ in range(3)]]
     masked = keras.layers.Masking()

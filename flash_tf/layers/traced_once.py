@@ -128,5 +128,5 @@ def _variables(layers):
 
 def _kinds(layers):
     """What decides the operators of layers with the same options."""
-    own = [type(part) for layer in layers for part in layer._flatten_layers()]
+    own = [(type(part), part.compute_dtype) for layer in layers for part in layer._flatten_layers()]
     return own, [(v.shape, v.dtype) for v in _variables(layers)]
