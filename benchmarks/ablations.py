@@ -17,7 +17,6 @@ from pathlib import Path
 
 from benchmarks import device, in_parallel, result_files
 from benchmarks.in_parallel import Training
-from flash_tf.training.progress import Progress
 
 FOLDER = "transnormer_ablations"
 SIZE = {
@@ -41,12 +40,8 @@ COLUMNS, WIDTHS = ("config", "table", "perplexity", "the paper's", "parameters")
 def main(arguments: list[str] | None = None) -> int:
     """Trains what the file lacks, and prints the table; 1 if a run failed."""
     args = _checked(result_files.parse(_parser(), arguments))
-    status = 0
-    if not args.table:
-        with device.libraries_in_log() as console:
-            status = _measure(args, Progress(console))
-    rows = result_files.read(args.results or result_files.path_of("ablations"))
-    print(as_text([row for row in rows if row.get("variant") == args.variant]))
+    status, rows = in_parallel.measured(args, "ablations", _measure)
+    print(as_text(rows))
     return status
 
 

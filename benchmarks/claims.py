@@ -41,12 +41,8 @@ WIDTHS = (42, 13, 9, 7, 12, 9, 9, 18, 9, 8, 10)
 def main(arguments: list[str] | None = None) -> int:
     """Trains what the file lacks, and prints a table for each claim, task and length; 1 if a run failed."""
     args = _checked(result_files.parse(_parser(), arguments))
-    status = 0
-    if not args.table:
-        with device.libraries_in_log() as console:
-            status = _measure(args, Progress(console))
-    rows = result_files.read(args.results or result_files.path_of("claims"))
-    print(as_text([row for row in rows if row["claim"] in args.claims and row.get("variant") == args.variant]))
+    status, rows = in_parallel.measured(args, "claims", _measure)
+    print(as_text([row for row in rows if row["claim"] in args.claims]))
     return status
 
 

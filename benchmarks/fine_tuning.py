@@ -26,7 +26,6 @@ from benchmarks import device, fine_tuning_data, in_parallel, result_files
 from benchmarks.in_parallel import Command, Training
 from flash_tf import config_merge
 from flash_tf.registry import hint
-from flash_tf.training.progress import Progress
 
 TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
 RATES = (2e-4, 1e-3)
@@ -39,12 +38,8 @@ METRICS = {task: table["evaluation"]["metric"] for task, table in TABLE["tasks"]
 def main(arguments: list[str] | None = None) -> int:
     """Trains and scores what the file lacks, and prints the table; 1 if a command failed."""
     args = _checked(result_files.parse(_parser(), arguments))
-    status = 0
-    if not args.table:
-        with device.libraries_in_log() as console:
-            status = _measure(args, Progress(console))
-    rows = result_files.read(args.results or result_files.path_of("fine_tuning"))
-    rows = [row for row in rows if row["task"] == args.task and row.get("variant") == args.variant]
+    status, rows = in_parallel.measured(args, "fine_tuning", _measure)
+    rows = [row for row in rows if row["task"] == args.task]
     print(as_text(list({(row["device"], row["system"], row["start"]): row for row in rows}.values())))
     return status
 

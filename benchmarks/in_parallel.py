@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks import result_files
+from benchmarks import device, result_files
 from flash_tf.training.progress import Progress, duration
 
 CHILD = (sys.executable, "-c", "from flash_tf.cli import program; program()")
@@ -93,6 +93,18 @@ def check(args: argparse.Namespace, *counts: str) -> None:
         numbers = given if isinstance(given, list) else [] if given is None else [given]
         if min(numbers, default=1) < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be 1 or more, got {min(numbers)}")
+
+
+def measured(
+    args: argparse.Namespace, benchmark: str, measure: Callable[[argparse.Namespace, Progress], int]
+) -> tuple[int, list[result_files.Row]]:
+    """The status of `measure(args, progress)`, 0 with `--table`; and the rows of the benchmark and `args.variant`."""
+    status = 0
+    if not args.table:
+        with device.libraries_in_log() as console:
+            status = measure(args, Progress(console))
+    rows = result_files.read(args.results or result_files.path_of(benchmark))
+    return status, [row for row in rows if row.get("variant") == args.variant]
 
 
 def train(

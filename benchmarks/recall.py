@@ -20,7 +20,6 @@ from benchmarks import device, in_parallel, result_files
 from benchmarks.in_parallel import Training
 from benchmarks.systems import OF_LENGTH
 from flash_tf.registry import hint
-from flash_tf.training.progress import Progress
 
 TASKS = {"mqar": "recall/transformer_plus_plus", "selective_copying": "recall/selective_copying_mamba"}
 OTHER = ("copying_mamba", "induction_mamba", "selective_copying_mamba")  # whose data differs, not the system
@@ -33,12 +32,8 @@ WIDTHS = (24, 7, 10, 15, 8, 12, 13, 9)
 def main(arguments: list[str] | None = None) -> int:
     """Trains what the file lacks, and prints a table for each length, number of pairs and width; 1 if a run failed."""
     args = _checked(result_files.parse(_parser(), arguments))
-    status = 0
-    if not args.table:
-        with device.libraries_in_log() as console:
-            status = _measure(args, Progress(console))
-    rows = result_files.read(args.results or result_files.path_of("recall"))
-    rows = [row for row in rows if row["task"] == args.task and row.get("variant") == args.variant]
+    status, rows = in_parallel.measured(args, "recall", _measure)
+    rows = [row for row in rows if row["task"] == args.task]
     print(as_text(list({tuple(row[name] for name in ("device", *MEASURED)): row for row in rows}.values())))
     return status
 
