@@ -4,8 +4,8 @@
 
 Training steps: latency, tokens per second, peak memory and speed-up against the context length, for each task and
 device. Decoding: milliseconds a token and bytes of state. Learning: perplexity against steps and time. Recall: accuracy
-against bytes of state. A figure shows one device, and the newest row of each measurement; rows of variants are left
-out. The figures of the runs of `flash-tf train` are drawn by `flash-tf plot`.
+against bytes of state. Positions: perplexity along novels. A figure shows one device, and the newest row of each
+measurement; rows of variants are left out. The figures of the runs of `flash-tf train` are drawn by `flash-tf plot`.
 """
 
 import argparse
@@ -53,6 +53,7 @@ def figures(folder: str | Path = result_files.FOLDER) -> dict[str, Figure]:
         (decoding_figures, [row for row in read("decode") if "state_bytes" in row]),
         (learning_figures, [row for row in read("learning") if "curve" in row and row["passes"] > 1]),
         (recall_figures, [row for row in read("recall") if row["state_bytes"] is not None]),
+        (position_figures, read("positions")),
     )
     return {name: figure for draw, rows in kinds for name, figure in _of_each_device(draw, rows).items()}
 
@@ -259,6 +260,31 @@ def recall_figures(rows: list[Row]) -> dict[str, Figure]:
     return {"recall": figure}
 
 
+def position_figures(rows: list[Row]) -> dict[str, Figure]:
+    """`perplexity_by_position`: a line for each run, of the text and length that were read last."""
+    rows = [row for row in rows if not row.get("variant")]
+    rows = [row for row in rows if all(row[key] == rows[-1][key] for key in ("text", "tokens"))]
+    rows = result_files.newest(rows, "run")
+    if not rows:
+        return {}
+    models = [model_in(row["run"]) for row in rows]
+    figure, (axes,) = plot_style.figure(f"Stretches of {rows[0]['tokens']:,} tokens of novels, {rows[0]['device']}")
+    others = sorted(set(models) - plot_style.MODELS.keys())
+    for row, model, style in zip(rows, models, _styles(models), strict=True):
+        (text, color), ends = plot_style.look(model, others), [end for _, end in row["buckets"]]
+        text = text if models.count(model) == 1 or row["run"] == model else row["run"]
+        axes.plot(ends, row["perplexity"], style, color=color, label=text, marker="o", ms=4, lw=1.8)
+    for n in {row["n"] for row in rows}:
+        axes.axvline(n, color=plot_style.GREY, linewidth=1, label="_trained")
+    shown = [x for row in rows for x in row["perplexity"] if math.isfinite(x)]
+    _perplexities_on_y(axes, min(shown), max(shown))
+    plot_style.lengths_on_x(axes, {end for row in rows for _, end in row["buckets"]})
+    axes.set_xlabel("position in the text (tokens): a point is the mean since the last one")
+    plot_style.label_lines(axes)
+    plot_style.notes(figure, [f"Vertical: the length of the training. Commits: {_commits(rows)}."])
+    return {"perplexity_by_position": figure}
+
+
 def learning_figures(rows: list[Row]) -> dict[str, Figure]:
     """`learning_lm`, `learning_mlm`: perplexity against steps and time, for each task's longest runs."""
     found = {}
@@ -310,14 +336,18 @@ def _draw_learning(axes: Axes, rows, models, labels, unit, scale):
         axes.plot(at, np.exp(curve["loss"]), style, color=color, linewidth=0.9, alpha=0.55, label="_training")
         axes.plot(place, points, style, color=color, linewidth=1.8, marker="o", ms=4, label=label)
         shown += [*points, *np.exp(curve["loss"])]
+    _perplexities_on_y(axes, min(shown), min(max(shown), IN_SIGHT * min(shown)))
+    axes.set_xlim(left=0)
+    plot_style.label_lines(axes)
+
+
+def _perplexities_on_y(axes, lowest, highest):
     axes.set_yscale("log")
-    axes.set_ylim(min(shown) / 1.1, min(max(shown), IN_SIGHT * min(shown)) * 1.1)
+    axes.set_ylim(lowest / 1.1, highest * 1.1)
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
     axes.yaxis.set_minor_formatter("")
-    axes.set_xlim(left=0)
     axes.set_ylabel("perplexity (exp of the loss)")
-    plot_style.label_lines(axes)
 
 
 def _styles(models):

@@ -211,6 +211,23 @@ def test_recall_is_a_panel_for_each_size_with_a_point_for_each_system(tmp_path):
         assert figure.axes[panel].get_xlabel().endswith(f"mqar, length 64, 4 pairs or words, width {width}")
 
 
+def test_positions_are_drawn_by_the_ends_of_their_buckets_for_the_text_that_was_read_last(tmp_path):
+    about = {"device": GPU, "commit": "1234567", "tokens": 512, "text": "new", "n": 256}
+    about["buckets"] = [[0, 256], [256, 512]]
+    found = [("flash", [9.0, 9.0]), ("flash", [30.0, 20.0]), ("flash, local", [40.0, 41.0]), ("mamba", [50.0, 900.0])]
+    rows = [{**about, "run": name, "perplexity": pair} for name, pair in found]
+    other = [{**rows[0], "text": "old", "run": "gla"}, *rows, {**rows[0], "tokens": 256, "variant": "x"}]
+    figure = plots.figures(write(tmp_path, other, "positions"))["perplexity_by_position_h200"]
+    assert drawn(figure) == {
+        OURS: [(256, 30), (512, 20)],
+        "flash, local": [(256, 40), (512, 41)],
+        "mamba": [(256, 50), (512, 900)],
+    }
+    assert figure.axes[0].get_xscale() == "log" and figure.axes[0].get_ylim()[1] > 900
+    (trained,) = [line for line in figure.axes[0].lines if line.get_label() == "_trained"]
+    assert trained.get_xdata()[0] == 256
+
+
 def test_models_are_told_apart_by_colour():
     others = ["a", "b"]
     found = [plot_style.look(model, others)[1] for model in (*plot_style.MODELS, *others)]
