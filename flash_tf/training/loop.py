@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 
@@ -54,7 +55,7 @@ def train(
     config = config if dataset is None else given.with_examples(config, model_dir, dataset)
     config = preflight.check(config, model_dir)
     if config.train.deterministic:
-        tf.config.experimental.enable_op_determinism()
+        _take_one_order()
     strategy = make_strategy(config.strategy, progress.line)
     with workers.together(strategy), Owner(model_dir if is_chief(strategy) else None, progress.line) as owner:
         begins()
@@ -63,6 +64,14 @@ def train(
         with run.begun(), mirror.mirrored(config, model_dir, run.chief, progress.line) as copy:
             with maintenance.watched(progress.line) if on_tpu else contextlib.nullcontext():
                 return _train(run, owner, copy)
+
+
+def _take_one_order():
+    """Lets every sum have one order. TensorFlow and XLA read it when they first compile."""
+    tf.config.experimental.enable_op_determinism()
+    # XLA then tries no tiles for its own products and takes small ones. cuBLAS chooses well without a trial.
+    given = os.environ.get("XLA_FLAGS", "")  # noqa: TID251  the only way to XLA's options from TensorFlow
+    os.environ["XLA_FLAGS"] = f"--xla_gpu_enable_triton_gemm=false {given}"  # noqa: TID251
 
 
 def _train(run, owner, copy):

@@ -6,6 +6,8 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -201,3 +203,18 @@ def test_deterministic_operators_give_the_losses_of_the_others_on_a_cpu(tmp_path
         )
         assert done[0] == 0, done
     assert runs.losses(tmp_path / "true") == runs.losses(tmp_path / "false")
+
+
+@pytest.mark.full
+def test_deterministic_programs_leave_products_to_cublas(tmp_path):
+    runs.corpus(tmp_path)
+    path = runs.write(tmp_path, model={"depth": 1}, train={"steps": 1, "jit_compile": True, "deterministic": True})
+    program = "from flash_tf.cli import program; program()"
+    given = {**os.environ, "XLA_FLAGS": f"--xla_dump_to={tmp_path / 'xla'}"}  # which a child of the fork server has not
+    subprocess.run(
+        [sys.executable, "-c", program, "train", path, "--model-dir", tmp_path / "run"], env=given, check=True
+    )
+    options = [file.read_text() for file in (tmp_path / "xla").glob("*.debug_options")]
+    assert options
+    for text in options:
+        assert "xla_gpu_deterministic_ops: true" in text and "xla_gpu_enable_triton_gemm: false" in text

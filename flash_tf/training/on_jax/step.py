@@ -17,6 +17,9 @@ from flash_tf.training.evaluation import token_sums
 from flash_tf.training.on_jax.mesh import DATA, FSDP, ROWS, SEQUENCE, of_rows, of_weight
 from kernels_xla.common.sharding import divided
 
+# Sums with one order. XLA then tries no tiles for its own products and takes small ones; cuBLAS chooses well untried.
+ONE_ORDER = {"xla_gpu_deterministic_ops": True, "xla_gpu_enable_triton_gemm": False}
+
 State = dict[str, jax.Array]  # the weights by their paths, and the optimizer's slots `m/PATH` and `v/PATH`
 
 
@@ -61,7 +64,7 @@ class Step:
                 axis_names={DATA},
                 check_vma=False,
             )
-        options = {"compiler_options": {"xla_gpu_deterministic_ops": True} if config.train.deterministic else None}
+        options = {"compiler_options": ONE_ORDER if config.train.deterministic else None}
         given = {**options, "in_shardings": (self.shardings, self.rows, None)}
         self.run = jax.jit(replica, donate_argnums=0, out_shardings=(self.shardings, None), **given)
         given = {**options, "in_shardings": (self.shardings, self.rows)}
