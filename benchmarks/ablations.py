@@ -84,12 +84,13 @@ def _measure(args, progress):
         return 0
     if not all(in_parallel.train([tokenizer], 1, progress)):
         return 1
-    complete = in_parallel.train(list(runs.values()), args.parallel, progress)
-    for (name, run), ok in zip(runs.items(), complete, strict=True):
-        if ok:
-            score, parameters = in_parallel.evaluations(run)[-1], in_parallel.described(run)["parameters"]
-            results.add({"config": name, **asked, **score, "parameters": parameters, "parallel": args.parallel})
-    return int(not all(complete))
+    names = {run: name for name, run in runs.items()}
+
+    def add(run):
+        score, parameters = in_parallel.evaluations(run)[-1], in_parallel.described(run)["parameters"]
+        results.add({"config": names[run], **asked, **score, "parameters": parameters, "parallel": args.parallel})
+
+    return int(not all(in_parallel.train(list(names), args.parallel, progress, add)))
 
 
 def _asked(name, bases):

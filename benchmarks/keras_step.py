@@ -64,7 +64,7 @@ def measure(config: Config, steps: int) -> dict[str, Any]:
         read = _windows(config, step.model, folder)
         batches = [sharded(step.rows, config.batch_size, _part(read, i * config.batch_size)) for i in range(BATCHES)]
         start = time.perf_counter()
-        run = step.run.lower(step.state, batches[0], np.uint32(0)).compile()
+        run = step.program(batches[0])
         compile_s, memory = time.perf_counter() - start, run.memory_analysis()
         milliseconds, last, state = _bare(run, step.first_state(), batches, steps)
         loop = _loop(step, state, read, steps)
@@ -116,7 +116,7 @@ def _loop(step, state, read, steps):
     """Tokens a second of the trainer, over several of its loops, with what happens between them."""
     done = keras.Variable(0, dtype="int32", trainable=False)
     trainer = Trainer(step=step, state=state, done=done, read=read)
-    trainer.train(1)  # which compiles
+    trainer.train(1)  # a step alone: the trainer knows no step's time yet
     trainer.train(WARM_UP)
     start, before = time.perf_counter(), int(done.numpy())
     while (now := int(done.numpy()) - before) < steps:

@@ -7,9 +7,9 @@
 
 The systems are the configs of `configs/recall`, at each width and learning rate. They run as `flash-tf train`, several
 at a time, in folders of OUT. A row has the scores at each rate on 3,000 validation examples, after the last step; the
-table has the best rate, which the same examples choose. A run that is complete in OUT is not trained again, so the
-command may be stopped and started again. A row names the commit at hand: other code or options need another OUT. Rows
-of other lengths, pairs or widths are other measurements.
+table has the best rate, which the same examples choose. A row is written when the runs of all rates have ended. A run
+that is complete in OUT is not trained again, so the command may be stopped and started again. A row names the commit at
+hand: other code or options need another OUT. Rows of other lengths, pairs or widths are other measurements.
 """
 
 import argparse
@@ -60,12 +60,16 @@ def _measure(args, progress):
     cases = [case for case in cases if not results.has(**case, rates=rates)]
     runs = [[training(case, rate, data["overrides"], args) for rate in args.rates] for case in cases]
     progress.line(f"{len(cases)} systems at {len(rates)} learning rates, on {where}")
-    done = iter(in_parallel.train([run for of_rates in runs for run in of_rates], args.parallel, progress))
-    complete = [[run for run in of_rates if next(done)] for of_rates in runs]
-    for case, of_rates in zip(cases, complete, strict=True):
-        if len(of_rates) == len(rates):
-            results.add({**case, **_row(of_rates, rates), "parallel": args.parallel})
-    return int(any(len(of_rates) < len(rates) for of_rates in complete))
+    place = {run: i for i, of_rates in enumerate(runs) for run in of_rates}
+    left = [len(rates)] * len(cases)
+
+    def add(run):
+        i = place[run]
+        left[i] -= 1
+        if left[i] == 0:
+            results.add({**cases[i], **_row(runs[i], rates), "parallel": args.parallel})
+
+    return int(not all(in_parallel.train(list(place), args.parallel, progress, add)))
 
 
 def _data(args):

@@ -73,6 +73,22 @@ def test_wrong_arguments_are_said_in_a_line(tmp_path):
             recall.main(flags)
 
 
+def test_a_row_is_written_when_the_runs_of_its_rates_have_ended(tmp_path, monkeypatch):
+    def train(trainings, at_once, progress, then):
+        assert len(trainings) == 4
+        for one in trainings[:3]:
+            then(one)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(in_parallel, "train", train)
+    monkeypatch.setattr(recall, "_row", lambda runs, rates: {"of": [run.folder.name for run in runs]})
+    file = tmp_path / "found.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        recall.main([str(tmp_path / "out"), "--systems", "flash", "gla", "--results", str(file), "--commit", "here"])
+    (row,) = result_files.read(file)
+    assert row["system"] == "flash" and row["of"] == [f"mqar-64-4-128-flash-{rate}-0" for rate in ("0.001", "0.003")]
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("task", recall.TASKS)
 def test_systems_are_trained_once_and_a_run_that_fails_leaves_the_others(task, tmp_path, capsys):

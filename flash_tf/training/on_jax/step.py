@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import keras
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from flash_tf.config import Config
@@ -71,6 +72,13 @@ class Step:
         self.sums = jax.jit(self._with_weights(functools.partial(token_sums, self._divided(ROWS), model)), **given)
         outputs = lambda batch: objective.outputs(model, batch, training=False)  # noqa: E731
         self.outputs = jax.jit(self._with_weights(outputs), **given)
+        self._program = None
+
+    def program(self, batch: Mapping[str, Any]) -> jax.stages.Compiled:
+        """`run` as XLA's program for batches of one shape. The first call compiles it."""
+        if self._program is None:
+            self._program = self.run.lower(self.state, batch, np.uint32(0)).compile()
+        return self._program
 
     @property
     def state(self) -> dict[str, jax.ShapeDtypeStruct]:

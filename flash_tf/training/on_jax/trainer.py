@@ -69,7 +69,7 @@ class Trainer:
             if not records or records[-1].is_ready():
                 waited += seconds
             if self._run is None:
-                self._run = self.step.run.lower(self.state, batch, np.uint32(step)).compile()
+                self._run = self.step.program(batch)
                 start = time.perf_counter()
             self.state, record = self._run(self.state, batch, np.uint32(step))
             records.append(record)
