@@ -21,6 +21,8 @@ VARIANTS = [
     {"parts": "global", "relative_bias": False},
     {"overlapping": True},
     {"parts": "local", "overlapping": True},
+    {"rotary_heads": "local"},
+    {"rotary_heads": "none", "use_bias": False},
 ]
 
 

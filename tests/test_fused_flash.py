@@ -118,10 +118,12 @@ def step(layer, x, masked=None):
     return {name: backends.to_numpy(found) for name, found in {"out": out, **gradients}.items()}
 
 
-def test_a_layer_trains_with_them_as_with_einsums(interpreted, monkeypatch):
+@pytest.mark.parametrize("options", [{}, {"rotary_heads": "local", "use_bias": False}], ids=str)
+def test_a_layer_trains_with_them_as_with_einsums(options, interpreted, monkeypatch):
     monkeypatch.setattr(programs, "obstacle", lambda names, m: None)
+    given = {**LAYER, **options}
     x = ops.convert_to_tensor(np.random.default_rng(0).normal(size=(2, 37, 16)), "float32")
-    layers = {name: MixedChunkAttention(**LAYER, implementation=name, name="mixer") for name in ("xla", "pallas")}
+    layers = {name: MixedChunkAttention(**given, implementation=name, name="mixer") for name in ("xla", "pallas")}
     for layer in layers.values():
         layer.build(x.shape)
     layers["pallas"].set_weights(layers["xla"].get_weights())
@@ -129,7 +131,7 @@ def test_a_layer_trains_with_them_as_with_einsums(interpreted, monkeypatch):
     assert max(errors(found["pallas"], found["xla"]).values()) < FLOAT32
     monkeypatch.setattr(programs, "run", None)  # whoever calls it, fails
     layers["pallas"](x)
-    MixedChunkAttention(**LAYER)(x, training=True)
+    MixedChunkAttention(**given)(x, training=True)
     with pytest.raises(TypeError):
         layers["pallas"](x, training=True)
 

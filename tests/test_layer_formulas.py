@@ -21,7 +21,7 @@ def silu(x):
 
 
 def dense(projection, x):
-    return x @ to_numpy(projection.kernel) + to_numpy(projection.bias)
+    return x @ to_numpy(projection.kernel) + (to_numpy(projection.bias) if projection.use_bias else 0)
 
 
 def built(cls, **options):
@@ -41,21 +41,30 @@ def rotated(x, heads=1):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_flash_and_gau_gate_what_their_rotated_heads_attend_to(causal):
-    for cls, names, options in (
-        (MixedChunkAttention, FLASH_HEADS, {"chunk_size": 4}),
-        (GatedAttentionUnit, ("q", "k"), {}),
-    ):
-        layer = built(cls, key_dim=6, expansion=2, causal=causal, **options)
-        weights = {weight.name: to_numpy(weight.value) for weight in layer.weights}
-        u, v, z = np.split(silu(dense(layer.in_projection, X)), [2 * D, 4 * D], axis=-1)
-        heads = {name: rotated(z * weights[f"gamma_{name}"] + weights[f"beta_{name}"]) for name in names}
-        given = (
-            {**heads, "v": v[:, :, None]} if cls is GatedAttentionUnit else {k: x[:, :, 0] for k, x in heads.items()}
-        )
-        bias = {name: to_numpy(getattr(layer.bias, name)) for name in "ab"}
-        attended = ORACLES[layer.spec.name](**{"v": v, **given}, **bias, causal=causal, **options).reshape(B, N, -1)
-        assert relative_error(output(layer), dense(layer.out_projection, u * attended)) < FLOAT32, cls
+@pytest.mark.parametrize(
+    ("cls", "options", "turned"),
+    [
+        (MixedChunkAttention, {}, FLASH_HEADS),
+        (MixedChunkAttention, {"use_bias": False}, FLASH_HEADS),
+        (MixedChunkAttention, {"rotary_heads": "local"}, FLASH_HEADS[:2]),
+        (MixedChunkAttention, {"rotary_heads": "none"}, ()),
+        (GatedAttentionUnit, {}, ("q", "k")),
+        (GatedAttentionUnit, {"use_bias": False}, ("q", "k")),
+    ],
+)
+def test_flash_and_gau_gate_what_their_rotated_heads_attend_to(cls, options, turned, causal):
+    chunk = {"chunk_size": 4} if cls is MixedChunkAttention else {}
+    layer = built(cls, key_dim=6, expansion=2, causal=causal, **chunk, **options)
+    weights = {weight.name: to_numpy(weight.value) for weight in layer.weights}
+    biases = [weight.path for weight in layer.weights if weight.name == "bias" or weight.name.startswith("beta_")]
+    assert len(biases) == (2 + len(layer.head_names)) * layer.use_bias
+    u, v, z = np.split(silu(dense(layer.in_projection, X)), [2 * D, 4 * D], axis=-1)
+    heads = {name: z * weights[f"gamma_{name}"] + weights.get(f"beta_{name}", 0) for name in layer.head_names}
+    heads = {name: rotated(x) if name in turned else x[:, :, None] for name, x in heads.items()}
+    given = {**heads, "v": v[:, :, None]} if cls is GatedAttentionUnit else {k: x[:, :, 0] for k, x in heads.items()}
+    bias = {name: to_numpy(getattr(layer.bias, name)) for name in "ab"}
+    attended = ORACLES[layer.spec.name](**{"v": v, **given}, **bias, causal=causal, **chunk).reshape(B, N, -1)
+    assert relative_error(output(layer), dense(layer.out_projection, u * attended)) < FLOAT32
 
 
 def test_self_attention_rotates_queries_and_keys():

@@ -93,6 +93,9 @@ def test_norms_after_sums_and_types_of_tokens_are_their_formulas():
     ({"type": "flash", "t5_bias": True, "relative_bias": False}, "t5_bias needs relative_bias true, got False"),
     ({"type": "flash", "chunk_divisor": True, "parts": "local"}, "needs parts 'both' or 'global', got 'local'"),
     ({"type": "flash", "rotary_dim": 130}, "an even rotary_dim from 2 to key_dim, 128, got 130"),
+    ({"type": "flash", "rotary_heads": "global"}, "rotary_heads must be one of all, local, none, got 'global'"),
+    ({"type": "flash", "rotary_heads": "local", "parts": "local"}, "'local' needs parts 'both', got 'local'"),
+    ({"type": "flash", "rotary_heads": "none", "rotary_dim": 32}, "needs rotary_heads 'all' or 'local', got 'none'"),
 ])  # fmt: skip
 def test_options_that_do_not_go_together_are_named(mixer, message):
     with pytest.raises(ValueError, match=message):

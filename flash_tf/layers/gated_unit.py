@@ -72,10 +72,11 @@ def project(unit: KernelMixer, x: Tensor, shapes: list | None = None) -> tuple[T
     return u[0] if u else None, v, z
 
 
-def rotated(unit: KernelMixer, heads: dict[str, Tensor], positions: Tensor) -> dict[str, Tensor]:
-    """Rotates every head `[b, n, s]` by global positions."""
+def rotated(unit: "ChunkedUnit", heads: dict[str, Tensor], positions: Tensor) -> dict[str, Tensor]:
+    """Rotates the unit's `rotated_head_names` among the heads `[b, n, s]` by global positions."""
     cos, sin = _tables(unit, positions, next(iter(heads.values())))
-    return {name: rotate(head, cos, sin) for name, head in heads.items()}
+    turned = unit.rotated_head_names
+    return {name: rotate(head, cos, sin) if name in turned else head for name, head in heads.items()}
 
 
 def _tables(unit, positions, x):
@@ -131,6 +132,11 @@ class ChunkedUnit(KernelMixer):
         """Documents must start at multiples of the chunk."""
         return self.chunk_size
 
+    @property
+    def rotated_head_names(self) -> tuple[str, ...]:
+        """Names of the heads that are rotated."""
+        return self.head_names
+
     def sizes(self, b: int = 1, n: int | None = None) -> dict[str, int]:
         return {"b": b, "n": n, "s": self.key_dim, "e": self.value_width}
 
@@ -154,7 +160,9 @@ class ChunkedUnit(KernelMixer):
             attended, state = self.decoding.extend(state, **heads, v=v, **bias(self), valid=valid, **self.case)
         else:
             cos, sin = (ops.expand_dims(x, 2) for x in _tables(self, positions, z))
-            heads = rotate(z[:, :, None] * precomputed["scales"] + precomputed["offsets"], cos, sin)  # [b, 1, h, s]
+            heads = z[:, :, None] * precomputed["scales"] + precomputed.get("offsets", 0)  # [b, 1, h, s]
+            turned = ops.convert_to_tensor([[name in self.rotated_head_names] for name in self.head_names])
+            heads = ops.where(turned, rotate(heads, cos, sin), heads)
             case = {"chunk_size": self.chunk_size, "scale": self.scale}
             case |= {"chunk_divisor": True} if getattr(self, "chunk_divisor", False) else {}
             out, state = self.decoding.step(state, heads[:, 0], v[:, 0], precomputed.get("bias"), valid=valid, **case)
@@ -163,7 +171,8 @@ class ChunkedUnit(KernelMixer):
 
     def precompute(self, state: State) -> dict:
         """What a loop over single tokens makes once: stacked scales and offsets, and the bias by distance."""
-        weights = {"scales": self.offset_scale.scales, "offsets": self.offset_scale.offsets}
+        weights = {"scales": self.offset_scale.scales}
+        weights |= {"offsets": self.offset_scale.offsets} if self.offset_scale.use_bias else {}
         made = {k: ops.stack([ops.cast(w, self.compute_dtype) for w in of_heads]) for k, of_heads in weights.items()}
         if "quad_q" not in self.head_names:
             return made

@@ -44,6 +44,7 @@ OTHER = {
     "kv_heads": (1,),
     "norm_epsilon": (0.1,),
     "rotary_dim": (8,),
+    "rotary_heads": ("local", "none"),
     "summaries": ("fixed",),
     "form": ("cumsum", "matmul"),
     "parts": ("local", "global"),

@@ -22,6 +22,7 @@ PARTS = {
     "local": ("quad_q", "quad_k"),
     "global": ("lin_q", "lin_k"),
 }
+ROTARY_HEADS = {"all": PARTS["both"], "local": PARTS["local"], "none": ()}
 IMPLEMENTATIONS = ("auto", "xla", "pallas")
 NO_INTRA_CHUNK = (False, "normalized", False, "none")  # what `parts="global"` needs of the intra-chunk options
 
@@ -55,6 +56,8 @@ class MixedChunkAttention(gated_unit.ChunkedUnit):
       rotary_dim: Channels of a head that are rotated: the first of each half. None for all.
       token_shift: Whether the first half of the channels comes from the token before. These four options and the scale
         "paper_appendix" are lucidrains' FLASH-pytorch.
+      rotary_heads: Heads that are rotated: "all"; "local", quad_q and quad_k of intra-chunk attention; or "none".
+      use_bias: Whether projections and heads have biases.
       implementation: How a training step computes attention and gate: "xla", as einsums; "pallas", by fused kernels on
         an NVIDIA GPU from Hopper on; or "auto", by fused kernels where they run and were measured to be faster. They
         need parts "both", a gate, no overlap and no first-to-all attention. The function and the weights are the same.
@@ -97,6 +100,8 @@ class MixedChunkAttention(gated_unit.ChunkedUnit):
         t5_bias: bool = False,
         rotary_dim: int | None = None,
         token_shift: bool = False,
+        rotary_heads: str = "all",
+        use_bias: bool = True,
         implementation: str = "auto",
         **kwargs,
     ):
@@ -105,7 +110,8 @@ class MixedChunkAttention(gated_unit.ChunkedUnit):
         self.gated, self.relative_bias, self.scale = gated, relative_bias, scale
         self.parts, self.overlapping, self.first_to_all = parts, overlapping, first_to_all
         self.chunk_divisor, self.t5_bias, self.rotary_dim = chunk_divisor, t5_bias, rotary_dim
-        self.token_shift, self.implementation = token_shift, implementation
+        self.token_shift, self.rotary_heads, self.use_bias = token_shift, rotary_heads, use_bias
+        self.implementation = implementation
         gated_unit.check(self)
         check_first("MixedChunkAttention", first_to_all, causal)
         if parts not in PARTS:
@@ -114,6 +120,7 @@ class MixedChunkAttention(gated_unit.ChunkedUnit):
             names = "relative_bias, scale, overlapping, first_to_all"
             raise ValueError(f"MixedChunkAttention: parts 'global' needs {names} = {NO_INTRA_CHUNK}, got {given}")
         self._check_variants()
+        self._check_rotary()
 
     def _check_variants(self):
         if self.implementation not in IMPLEMENTATIONS:
@@ -125,6 +132,15 @@ class MixedChunkAttention(gated_unit.ChunkedUnit):
             raise ValueError("MixedChunkAttention: t5_bias needs relative_bias true, got False")
         if self.chunk_divisor and self.parts == "local":
             raise ValueError("MixedChunkAttention: chunk_divisor needs parts 'both' or 'global', got 'local'")
+
+    def _check_rotary(self):
+        if self.rotary_heads not in ROTARY_HEADS:
+            needed = f"rotary_heads must be one of {', '.join(ROTARY_HEADS)}"
+            raise ValueError(f"MixedChunkAttention: {needed}, got {self.rotary_heads!r}")
+        if self.rotary_heads == "local" and self.parts != "both":
+            raise ValueError(f"MixedChunkAttention: rotary_heads 'local' needs parts 'both', got {self.parts!r}")
+        if self.rotary_heads == "none" and self.rotary_dim is not None:
+            raise ValueError("MixedChunkAttention: rotary_dim needs rotary_heads 'all' or 'local', got 'none'")
         if (turned := self.rotary_dim) is not None and (turned % 2 or not 2 <= turned <= self.key_dim):
             needed = f"an even rotary_dim from 2 to key_dim, {self.key_dim}"
             raise ValueError(f"MixedChunkAttention needs {needed}, got {turned}")
@@ -186,7 +202,8 @@ class MixedChunkAttention(gated_unit.ChunkedUnit):
         return None if given == needed else f"{needed}, got {given}"
 
     def _fused(self, x, positions, **masks):
-        kernel, bias = (ops.cast(weight, x.dtype) for weight in (self.in_projection.kernel, self.in_projection.bias))
+        kernel = ops.cast(self.in_projection.kernel, x.dtype)
+        bias = ops.cast(self.in_projection.bias, x.dtype) if self.use_bias else ops.zeros(kernel.shape[1:], x.dtype)
         gated = fused.gated_mixed_chunk_attention(
             ops.matmul(x, kernel),
             bias,
@@ -257,6 +274,10 @@ class MixedChunkAttention(gated_unit.ChunkedUnit):
     @property
     def head_names(self) -> tuple[str, ...]:
         return PARTS[self.parts]
+
+    @property
+    def rotated_head_names(self) -> tuple[str, ...]:
+        return ROTARY_HEADS[self.rotary_heads]
 
     @property
     def case(self) -> dict[str, Any]:
