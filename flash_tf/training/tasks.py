@@ -201,7 +201,8 @@ class Extraction(TaskObjective):
 
     @staticmethod
     def encoder_of(config, tokenizer):
-        return SpanEncoder(tokenizer, config.data.sequence_length, config.data.columns)
+        data = config.data
+        return SpanEncoder(tokenizer, data.sequence_length, data.columns, data.answerless_rows)
 
     def outputs(self, model, batch, training):
         logits, labels = self.read(model, batch, training), batch["labels"]
