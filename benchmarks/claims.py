@@ -30,7 +30,7 @@ from benchmarks.in_parallel import Training
 from flash_tf.registry import hint
 from flash_tf.training.progress import Progress
 
-AT_ONCE = 8  # trainings of a claim that is not timed
+AT_ONCE = 4  # trainings of a claim that is not timed: in 80 GB of a GPU, up to 16 GB each
 GROUP = ("device", "claim", "task", "length", "tokens")  # of the rows that a table compares
 LINE = ("system", "change", "learning_rate")
 COLUMNS = ("system", "parameters", "rate", "seeds", "perplexity", "spread", "gap", "gap/spread")
