@@ -6,17 +6,17 @@
 
 The masked models of `fine_tuning.yaml` are trained first, on the files of `wikipedia_mlm`. Each is fine-tuned at two
 learning rates with seed 0. The better one on validation is trained with the other seeds, and the best checkpoints are
-scored on the test file. So are new weights of the same model with the same tokenizer. `fine_tuning_data.py` splits the
-data. Trainings run as `flash-tf train`, several at a time, in folders of OUT; what is complete there is not trained
-again, so the command may be stopped and started again. Both tasks may share an OUT, and the masked models in it. A row
-names the commit at hand: other code or data needs another OUT.
+scored on the test file; so are new weights of the same model with the same tokenizer. Questions are answered with the
+`no_answer_threshold` that is best on validation. `fine_tuning_data.py` splits the data. Trainings run as `flash-tf
+train`, several at a time, in folders of OUT; what is complete there is not trained again, so the command may be stopped
+and started again. Both tasks may share an OUT, and the masked models in it. A row names the commit at hand: other code
+or data needs another OUT.
 """
 
 import argparse
 import json
 import statistics
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,8 +31,10 @@ TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
 RATES = (2e-4, 1e-3)
 STARTS = ("pretrained", "new")
 COLUMNS = ("task", "system", "start", "rate", "parameters", "perplexity", "validation", "test", "spread", "baseline")
-WIDTHS = (14, 23, 12, 8, 12, 12, 12, 8, 8, 10)
-METRICS = {task: table["evaluation"]["metric"] for task, table in TABLE["tasks"].items()}
+COLUMNS += ("has answer", "best f1")
+WIDTHS = (14, 23, 12, 8, 12, 12, 12, 8, 8, 10, 12, 9)
+METRICS = {task: table["evaluation"]["metric"] for task, table in TABLE["tasks"].items()}  # chooses on validation
+TESTED = {"film_reviews": "accuracy", "questions": "f1"}  # what the table has of the test file
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -90,6 +92,8 @@ class Experiment:
         """The command that predicts the test file with the best checkpoint of a run, and the file that it writes."""
         folder = self.out / "predictions" / training.folder.name
         arguments = ("predict", str(training.folder), str(self.files["test"]), "--out", str(folder / "test.jsonl"))
+        if (threshold := best(training, METRICS[self._args.task]).get("best_f1_threshold")) is not None:
+            arguments += (f"--no-answer-threshold={threshold!r}",)
         return Command(arguments, folder.with_name(f"{folder.name}.log")), folder / "test.jsonl"
 
     def _written(self, name, system, section, more):
@@ -138,7 +142,7 @@ def _chosen(experiment, cases, args, progress):
     found: dict[Case, dict[float, float]] = {}
     for ((case, rate), run), there in zip(runs.items(), done, strict=True):
         if there:
-            found.setdefault(case, {})[rate] = best(run, METRICS[args.task])
+            found.setdefault(case, {})[rate] = best(run, METRICS[args.task])[METRICS[args.task]]
     return {case: max(of_rates, key=of_rates.get) for case, of_rates in found.items()}
 
 
@@ -161,6 +165,7 @@ def _row(experiment, case, rate, scores, args):
     seeds = [experiment.fine_tuning(case, rate, seed) for seed in range(args.seeds)]
     other = {r: experiment.fine_tuning(case, r, 0) for r in RATES}
     metric, described = METRICS[args.task], in_parallel.described(seeds[0])
+    on_validation = lambda run: best(run, metric)[metric]  # noqa: E731
     started = in_parallel.evaluations(experiment.pretraining(case.system))[-1] if case.start == "pretrained" else {}
     return {
         **case._asdict(),
@@ -168,11 +173,12 @@ def _row(experiment, case, rate, scores, args):
         "parameters": described["parameters"],
         "n": described["sequence_length"],
         "steps": in_parallel.evaluations(seeds[0])[-1]["step"],
-        "metric": metric,
+        "metric": TESTED[args.task],
+        "chosen_by": metric,
         "test": {name: [one[name] for one in scores] for name in scores[0]},
-        "validation": [best(run, metric) for run in seeds],
+        "validation": [on_validation(run) for run in seeds],
         "validation_of_rates": {
-            f"{r:g}": best(run, metric) for r, run in other.items() if in_parallel.evaluations(run)
+            f"{rate:g}": on_validation(run) for rate, run in other.items() if in_parallel.evaluations(run)
         },
         "baseline": SCORES[args.task](experiment.files["test"], None),
         "pretraining_steps": started.get("step"),
@@ -180,9 +186,9 @@ def _row(experiment, case, rate, scores, args):
     }
 
 
-def best(run: Training, metric: str) -> float:
-    """The highest value of a metric in a run's evaluations."""
-    return max(record[metric] for record in in_parallel.evaluations(run))
+def best(run: Training, metric: str) -> dict[str, float]:
+    """The evaluation of a run with the highest value of a metric; the first of several, as its best checkpoint."""
+    return max(in_parallel.evaluations(run), key=lambda record: record[metric])
 
 
 def film_review_scores(test: Path, predictions: list[dict] | None) -> dict[str, float]:
@@ -198,24 +204,26 @@ def film_review_scores(test: Path, predictions: list[dict] | None) -> dict[str, 
 
 
 def question_scores(test: Path, predictions: list[dict] | None) -> dict[str, float]:
-    """`exact_match` and `f1` by SQuAD's rules, of all questions and of those that have an answer.
+    """The metrics of `flash_tf.training.metrics.of_questions`, except thresholds, and `answered_*`.
 
-    Without predictions they are the scores of a model that never gives an answer.
+    These are SQuAD's `HasAns_*`: exact match and F1 of the given answers to questions that have one. Without
+    predictions all are the scores of a model that never gives an answer.
     """
+    import numpy as np
+
     from flash_tf.data import example_formats
     from flash_tf.training import metrics
 
     references = [one["answers"]["text"] for one in example_formats.squad(str(test))]
-    answers = [""] * len(references) if predictions is None else [row["answer"] for row in predictions]
-    of: Callable[[Callable], list[float]] = lambda score: [  # noqa: E731
-        score(answer, texts or [""]) for answer, texts in zip(answers, references, strict=True)
-    ]
-    scores = {"exact_match": of(metrics.exact_match), "f1": of(metrics.answer_f1)}
-    answered = {
-        f"answered_{name}": [x for x, texts in zip(values, references, strict=True) if texts]
-        for name, values in scores.items()
-    }
-    return {name: statistics.fmean(values) for name, values in (scores | answered).items()}
+    rows = [{"answer": "", "best_span": "", "score": 0.0}] * len(references) if predictions is None else predictions
+    of = lambda texts: np.array([*map(metrics.answer_metrics, texts, references)])  # noqa: E731
+    answers, spans, none = of(row["answer"] for row in rows), of(row["best_span"] for row in rows), of([""] * len(rows))
+    scores, given = np.array([row["score"] for row in rows]), np.array([row["answer"] != "" for row in rows])
+    has_answer = np.array([*map(bool, references)])
+    found = metrics.of_questions(scores, given, spans, none, has_answer)
+    exact_match, f1 = answers[has_answer].mean(axis=0).tolist()
+    kept = {name: value for name, value in found.items() if not name.endswith("_threshold")}
+    return {**kept, "answered_exact_match": exact_match, "answered_f1": f1}
 
 
 SCORES = {"film_reviews": film_review_scores, "questions": question_scores}
@@ -232,7 +240,10 @@ def _lines(file: Path) -> list[dict[str, Any]]:
 
 
 def as_text(rows: list[dict]) -> str:
-    """A table of rows: mean of the seeds on validation and test, and the standard deviation of the latter."""
+    """A table of rows: mean of the seeds on validation and test, and the standard deviation of the latter.
+
+    Two more columns are for questions, means on the test file: `has_answer_f1`, and `best_f1` over all thresholds.
+    """
     lines = [device.table_line(COLUMNS, WIDTHS)]
     for row in rows:
         test, metric = row["test"][row["metric"]], row["metric"]
@@ -241,6 +252,8 @@ def as_text(rows: list[dict]) -> str:
         cells += (None if perplexity is None else f"{perplexity:.2f}", f"{statistics.fmean(row['validation']):.1%}")
         spread = f"{statistics.stdev(test):.1%}" if len(test) > 1 else None
         cells += (f"{statistics.fmean(test):.1%}", spread, f"{row['baseline'][metric]:.1%}")
+        more = (row["test"].get(name) for name in ("has_answer_f1", "best_f1"))
+        cells += tuple(None if values is None else f"{statistics.fmean(values):.1%}" for values in more)
         lines.append(device.table_line(cells, WIDTHS))
     return "\n".join(lines)
 

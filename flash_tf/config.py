@@ -48,9 +48,12 @@ class DataConfig:
     cache: str | None = None  # the folder of the tokens; null: in the model directory
     columns: dict | None = None  # of labelled examples: a part, as `text` or `label` -> its key in the source's records
     labels: list[str] | None = None  # the names of a classifier's classes, in the order of their numbers
+    answerless_rows: float = 1.0  # of questions: the share of rows without an answer that training reads
 
     def __post_init__(self):
         _positive(self, "data", "sequence_length")
+        if not 0 <= self.answerless_rows <= 1:
+            raise ValueError(f"data.answerless_rows must be from 0 to 1, got {self.answerless_rows}")
         if "://" in (self.cache or ""):
             raise ValueError(f"data.cache must be a local folder, got {self.cache}")
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from flash_tf import commands
-from flash_tf.commands import generate, lm_eval
+from flash_tf.commands import evaluate, export, generate, lm_eval, predict
 from flash_tf.generation import GREEDY, BeamSearch, Sampler
 
 
@@ -34,6 +34,19 @@ def test_a_checkpoint_is_the_best_the_newest_or_one_by_its_step(capsys):
     with pytest.raises(SystemExit):
         parser.parse_args(["run", "--checkpoint", "first"])
     assert "--checkpoint: needs best, newest or the number of a step, got 'first'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [evaluate, export, predict])
+def test_a_threshold_of_answers_takes_the_place_of_the_run_s(command, capsys):
+    parser, more = argparse.ArgumentParser(), [] if command is evaluate else ["second"]
+    command.add_arguments(parser)
+    found = [
+        commands.threshold(parser.parse_args(["run", *more, *given])) for given in ([], ["--no-answer-threshold=-1e-7"])
+    ]
+    assert found == [[], ["model.no_answer_threshold=-1e-07"]]
+    with pytest.raises(SystemExit):
+        parser.parse_args(["run", *more, "--no-answer-threshold", "inf"])
+    assert "--no-answer-threshold: needs a finite number, got 'inf'" in capsys.readouterr().err
 
 
 def test_a_missing_harness_is_named_with_its_extra_before_any_work(monkeypatch):

@@ -64,6 +64,23 @@ def takes_model(parser) -> None:
     )
 
 
+def takes_threshold(parser) -> None:
+    """The threshold of answers in place of the run's."""
+    group = parser.add_argument_group("questions")
+    group.add_argument(
+        "--no-answer-threshold",
+        type=finite,
+        metavar="SCORE",
+        help="a question whose score is below it has no answer (default: the run's model.no_answer_threshold)",
+    )
+
+
+def threshold(args) -> list[str]:
+    """The override of a run's config that `takes_threshold` asks for."""
+    given = args.no_answer_threshold
+    return [] if given is None else [f"model.no_answer_threshold={given!r}"]
+
+
 def _checkpoint(text):
     if text in ("best", "newest"):
         return text

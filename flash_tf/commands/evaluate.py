@@ -5,15 +5,16 @@ Examples:
   flash-tf evaluate runs/quickstart --checkpoint newest --json
 """
 
-from flash_tf.commands import gives_json, show, takes_model
+from flash_tf.commands import gives_json, show, takes_model, takes_threshold, threshold
 
 
 def add_arguments(parser) -> None:
     takes_model(parser)
+    takes_threshold(parser)
     gives_json(parser)
 
 
 def run(args, log) -> None:
     from flash_tf.training import loop
 
-    show(loop.evaluate(args.model_dir, log.progress(), args.checkpoint), args.json)
+    show(loop.evaluate(args.model_dir, log.progress(), args.checkpoint, threshold(args)), args.json)

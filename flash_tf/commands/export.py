@@ -5,11 +5,12 @@ Examples:
   flash-tf export runs/quickstart exports/quickstart --precision bfloat16
 """
 
-from flash_tf.commands import gives_json, show, takes_model, whole
+from flash_tf.commands import gives_json, show, takes_model, takes_threshold, threshold, whole
 
 
 def add_arguments(parser) -> None:
     takes_model(parser)
+    takes_threshold(parser)
     sizes = parser.add_argument_group("signatures")
     sizes.add_argument("--ids-only", action="store_true", help="leave the tokenizer out: signatures take token ids")
     sizes.add_argument("--max-length", type=whole, metavar="N", help="most tokens of a row (default: as in training)")
@@ -51,7 +52,7 @@ def run(args, log) -> None:
     if not args.ids_only and (path := tokenizers.find(owned_files.place(args.model_dir))):
         check_tokenizer(tokenizers.load(path))
     progress = log.progress()
-    restored = restore(args.model_dir, progress.line, args.checkpoint)
+    restored = restore(args.model_dir, progress.line, args.checkpoint, threshold(args))
     kind = restored.config.model["type"].removesuffix("_lm")
     for name, option, takes in (("top_k", "--top-k", "masked"), ("new_tokens", "--max-new-tokens", "causal")):
         if counts[name] is not None and kind != takes:

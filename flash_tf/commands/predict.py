@@ -9,13 +9,14 @@ import glob
 import json
 import os
 
-from flash_tf.commands import takes_model, whole
+from flash_tf.commands import takes_model, takes_threshold, threshold, whole
 
 WRITER = "flash-tf predict"
 
 
 def add_arguments(parser) -> None:
     takes_model(parser)
+    takes_threshold(parser)
     group = parser.add_argument_group("examples")
     group.add_argument("file", metavar="FILE", help="examples as in training, .jsonl, .tsv or .parquet; without labels")
     group.add_argument(
@@ -40,7 +41,7 @@ def run(args, log) -> None:
     folder, name = os.path.split(args.out or "")
     if args.out is not None:  # before the work
         owned_files.check(folder or ".", [name], WRITER)
-    trained = restore(args.model_dir, log.progress().line, args.checkpoint)
+    trained = restore(args.model_dir, log.progress().line, args.checkpoint, threshold(args))
     if args.max_new_tokens is not None and not trained.model.causal:
         raise ValueError(f"--max-new-tokens is for answers to prompts, and {args.model_dir} has no causal model")
     new_tokens = NEW_TOKENS if args.max_new_tokens is None else args.max_new_tokens

@@ -8,7 +8,7 @@ import numpy as np
 
 from flash_tf.data import pixels
 from flash_tf.data.packing import Field
-from flash_tf.data.rows import Placed, Row
+from flash_tf.data.rows import Placed, Row, RowEncoder
 
 if TYPE_CHECKING:
     from flash_tf.data.tokenizer import Tokenizer
@@ -120,7 +120,7 @@ class NumberLabel:
         return number
 
 
-class TextEncoder:
+class TextEncoder(RowEncoder):
     """One text or a pair in a row, `<cls> text <eos>` or `<cls> text <eos> text_b <eos>`, with a label.
 
     What does not fit is cut off: the longer text of a pair first, until both are of one length.
@@ -187,7 +187,7 @@ class TwoTextEncoder(TextEncoder):
         return {"tokens": self._joined(parts[:1]), "tokens_b": self._joined(parts[1:])}
 
 
-class AnswerEncoder:
+class AnswerEncoder(RowEncoder):
     """A prompt and its answer, `<eos> prompt answer <eos>`, with the tokens of the answer and its end as labels.
 
     A row has the next token as the label of each token, and `IGNORED` in the prompt. A long prompt loses its beginning.

@@ -25,7 +25,7 @@ class RowEncoder(Protocol):
     """Makes the rows of a task. An example may give one row, or several.
 
     Attributes:
-      fields: The arrays of a row, `tokens` among them.
+      fields: The arrays of a row, `tokens` and `labels` among them.
     """
 
     fields: dict[str, Field]
@@ -46,6 +46,11 @@ class RowEncoder(Protocol):
           ValueError: A key of an example is missing or cannot be used. The message begins with the example's place.
         """
 
+    def trains(self, row: Row) -> bool:
+        """Whether training reads a row: one that has a label."""
+        field = self.fields["labels"]
+        return bool(np.any(np.asarray(row["labels"], field.dtype) != field.padding))
+
 
 def placed(source: ExampleSource, split: str, shard: str) -> Iterator[Placed]:
     """The examples of a shard with their places, which count from 1."""
@@ -60,7 +65,7 @@ class RowShard:
     Attributes:
       values: For each field, the values of all rows one after the other, memory-mapped.
       offsets: For each field int64 `[rows + 1]`: row i has `values[offsets[i] : offsets[i + 1]]`.
-      left_out: Rows for training that have no label.
+      left_out: Rows that training does not read.
       words: None of the text's words are counted.
     """
 
@@ -73,7 +78,7 @@ class RowShard:
 class RowCache(TokenCache):
     """The rows of one split of one source, on disk; see `TokenCache`. Each field is a file.
 
-    The training split has no rows without a label.
+    The training split has the rows alone that the encoder `trains`.
 
     Args:
       directory: The folder of all caches.
@@ -122,7 +127,7 @@ class RowCache(TokenCache):
             marker, values = opened("json"), {name: opened(name) for name in fields}
             lengths = {name: [np.zeros(1, np.int64)] for name in fields}
             for encoded in self._encoded(self.shards[index]):
-                rows = [row for row in encoded if self.split != "train" or _labelled(row, fields["labels"])]
+                rows = [row for row in encoded if self.split != "train" or self._encoder.trains(row)]
                 left_out += len(encoded) - len(rows)
                 for name, field in fields.items():
                     arrays = [np.asarray(row[name], field.dtype) for row in rows]
@@ -144,10 +149,6 @@ class RowCache(TokenCache):
                 raise StoppedError
             if rows := list(self._encoder.rows(batch)):
                 yield rows
-
-
-def _labelled(row, field):
-    return bool(np.any(np.asarray(row["labels"], field.dtype) != field.padding))
 
 
 def batches(examples: Iterable[Placed]) -> Iterator[list[Placed]]:

@@ -2,6 +2,7 @@
 
 import re
 import string
+import zlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -9,16 +10,17 @@ import numpy as np
 
 from flash_tf.data.encoders import IGNORED, Keys
 from flash_tf.data.packing import Field
-from flash_tf.data.rows import Placed, Row
+from flash_tf.data.rows import Placed, Row, RowEncoder
 
 if TYPE_CHECKING:
     from flash_tf.data.tokenizer import Tokenizer
 
 WORD = re.compile(r"\S+")
 QUOTES = "‘’´`"  # that TriviaQA's script takes for punctuation
+NOWHERE = (0, 0)  # the label of a row without an answer: the place of `<cls>`
 
 
-class SpanEncoder:
+class SpanEncoder(RowEncoder):
     """A question and a part of its text in a row, `<cls> question <eos> part <eos>`, with the place of the answer.
 
     The parts of a long text overlap by half, and each is a row. A question keeps a quarter of the row at most. The text
@@ -33,11 +35,18 @@ class SpanEncoder:
       tokenizer: Gives the ids; None for `texts` alone.
       length: Tokens of a row.
       columns: See `Keys`. The parts are `question`, `context` and `answers`. A context may be a list of texts.
+      answerless_rows: The share of rows without an answer that training reads, chosen by a hash of their tokens.
     """
 
-    def __init__(self, tokenizer: "Tokenizer | None", length: int, columns: dict[str, str] | None):
+    def __init__(
+        self,
+        tokenizer: "Tokenizer | None",
+        length: int,
+        columns: dict[str, str] | None,
+        answerless_rows: float = 1.0,
+    ):
         self.keys = Keys(columns, "question", "context", "answers")
-        self._tokenizer, self._length = tokenizer, length
+        self._tokenizer, self._length, self._answerless_rows = tokenizer, length, answerless_rows
         if length < 16:
             raise ValueError(f"a row with a question needs data.sequence_length of at least 16 tokens, got {length}")
 
@@ -50,7 +59,8 @@ class SpanEncoder:
         }
 
     def identity(self) -> dict:
-        return {"encoder": type(self).__name__, "length": self._length, "columns": self.keys.columns}
+        how = {"length": self._length, "columns": self.keys.columns, "answerless_rows": self._answerless_rows}
+        return {"encoder": type(self).__name__, **how}
 
     def texts(self, placed: Placed) -> list[str]:
         return [self.keys.text(placed, "question"), self.context(placed)]
@@ -73,6 +83,12 @@ class SpanEncoder:
             span = answer_span(one, self.keys.get(one, "answers"), context, words) if labelled else None
             yield from self._of(question, words, span, labelled)
 
+    def trains(self, row: Row) -> bool:
+        """Whether training reads a row: one with an answer, or one of the share of rows without."""
+        if tuple(row["labels"]) != NOWHERE:
+            return super().trains(row)
+        return zlib.crc32(np.asarray(row["tokens"], np.int32).tobytes()) < self._answerless_rows * 2**32
+
     def _of(self, question, words, span, labelled):
         spelled = [f" {word[0]}" if i else word[0] for i, word in enumerate(words)]
         asked, *pieces = self._tokenizer.encode([question, *spelled])
@@ -91,13 +107,13 @@ class SpanEncoder:
 
 
 def _label(span, inside, offset):
-    """The first and the last token of a span of words in a row; (0, 0) if not all of it is there."""
+    """The first and the last token of a span of words in a row; `NOWHERE` if not all of it is there."""
     if span == UNKNOWN:
         return [IGNORED, IGNORED]
     if span is None:
-        return [0, 0]
+        return [*NOWHERE]
     first, last = np.flatnonzero(inside == span[0]), np.flatnonzero(inside == span[1])
-    return [int(first[0]) + offset, int(last[-1]) + offset] if len(first) and len(last) else [0, 0]
+    return [int(first[0]) + offset, int(last[-1]) + offset] if len(first) and len(last) else [*NOWHERE]
 
 
 UNKNOWN = (IGNORED, IGNORED)  # the span of an answer that the text does not hold

@@ -112,18 +112,18 @@ class ServedSpan(Served):
         return {"predict": (self.predict, specs)}
 
     def predict(self, question, context):
-        """Questions `[b]` and their contexts `[b]` -> `answer [b]`, "" without one, and `score [b]`.
+        """Questions `[b]` and their contexts `[b]` -> `answer [b]`, "" without one, `best_span [b]` and `score [b]`.
 
         The score is how much higher the logits of the best span are than the logits of no answer.
         """
         need = "predict needs as many questions as contexts, got", tf.shape(question), tf.shape(context)
         question = checked(question, (tf.size(question) == tf.size(context), *need))
-        spec = (tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.float32))
-        answer, score = tf.map_fn(self._answer, (question, context), fn_output_signature=spec)
-        return {"answer": answer, "score": score}
+        text, number = tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.float32)
+        found = tf.map_fn(self._answer, (question, context), fn_output_signature=(text, text, number))
+        return dict(zip(("answer", "best_span", "score"), found, strict=True))
 
     def _answer(self, given):
-        """A question and its context, both scalars -> the answer and its score."""
+        """A question and its context, both scalars -> the answer, the best span and its score."""
         question, context = given
         words, begins, ends = (x[0] for x in tensorflow_text.WhitespaceTokenizer().tokenize_with_offsets([context]))
         tokens, of_word = self._parts(question, words)
@@ -133,9 +133,10 @@ class ServedSpan(Served):
         best, nothing = spans[tf.argmax(spans[:, 0])], tf.reduce_min(spans[:, 1])
         score = tf.maximum(best[0], NEVER) - nothing
         first, last = tf.cast(best[2], tf.int32), tf.cast(best[3], tf.int32)
-        none = ~tf.math.is_finite(best[0]) | (self._model.no_answer & (score < 0))
         found = lambda: tf.strings.substr(context, begins[first], ends[last] - begins[first])  # noqa: E731
-        return tf.cond(none, lambda: tf.constant(""), found), score
+        span = tf.cond(tf.math.is_finite(best[0]), found, lambda: tf.constant(""))
+        none = self._model.no_answer & (score < self._model.no_answer_threshold)
+        return tf.where(none, "", span), span, score
 
     def _parts(self, question, words):
         """Rows of ids `[parts, n]`, and the number of each token's word, -1 outside the context."""

@@ -1,5 +1,7 @@
 """Question answering: the first and the last token of an answer in a text."""
 
+import math
+
 import keras
 from keras import ops
 
@@ -20,6 +22,8 @@ class SpanExtractor(LanguageModel):
 
     Args:
       no_answer: Whether a question may have no answer. If not, `evaluate` and `predict` always take the best span.
+      no_answer_threshold: The sum of the best span's two logits, less the same sum at position 0, below which a
+        question has no answer. It is minus BERT's `null_score_diff_threshold`.
       **kwargs: As for `LanguageModel`, except `head_bias` and `tie_embeddings`, which belong to a head over tokens.
 
     Call arguments:
@@ -41,9 +45,12 @@ class SpanExtractor(LanguageModel):
     predicts_tokens = False
     HEAD = ("span", "transform")
 
-    def __init__(self, no_answer: bool = True, **kwargs):
+    def __init__(self, no_answer: bool = True, no_answer_threshold: float = 0.0, **kwargs):
         super().__init__(**kwargs, head_bias=False)
-        self.no_answer = no_answer
+        if not math.isfinite(no_answer_threshold) or (no_answer_threshold and not no_answer):
+            needed = "a finite number" if no_answer else "0 with no_answer: false"
+            raise ValueError(f"no_answer_threshold must be {needed}, got {no_answer_threshold}")
+        self.no_answer, self.no_answer_threshold = no_answer, no_answer_threshold
         self.span = keras.layers.Dense(2, kernel_initializer=normal(), dtype=self.dtype_policy, name="span")
 
     def build(self, input_shape: tuple | None = None) -> None:

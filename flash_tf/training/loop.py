@@ -137,18 +137,19 @@ def _train(run, owner, copy):
     return last_evaluation(run, lambda: evaluator.evaluate(None))
 
 
-def evaluate(model_dir: str, progress: Progress, checkpoint: str | int = "best") -> dict:
+def evaluate(model_dir: str, progress: Progress, checkpoint: str | int = "best", overrides: Iterable[str] = ()) -> dict:
     """Evaluates the model of a run on its validation split.
 
     Args:
       model_dir: The folder of the run.
       progress: Shows the state of the evaluation.
       checkpoint: "best", "newest" or a step; see `restore`.
+      overrides: Options in place of the run's; see `restore`.
 
     Returns:
       The `step` of the checkpoint, and the result of `evaluator.summarize`, or of `TaskObjective.summarize`.
     """
-    trained = restore(model_dir, progress.line, checkpoint)
+    trained = restore(model_dir, progress.line, checkpoint, overrides)
     config = trained.config
     evaluator = make_evaluator(
         config,

@@ -15,7 +15,7 @@ from flash_tf.data.sources import SOURCES
 from flash_tf.data.sources.prepared import PreparedText
 from flash_tf.training import mirror, modelling, run_directory
 from flash_tf.training.inputs import make_packing, tokenizer_of_words, tokens_folder
-from flash_tf.training.tasks import Classification, TaskObjective, objective_of
+from flash_tf.training.tasks import Classification, Extraction, TaskObjective, objective_of
 
 SPECIAL = 5  # pad, eos, unk, mask and cls
 CHECKED = 1_000  # examples of each split; a mistake in later ones is found when their rows are made
@@ -83,6 +83,7 @@ def _check_data(data, objective, labelled):
     """Raises a ValueError for options of examples with documents, and of documents with examples."""
     wrong = {
         "columns is for labelled examples": data.columns is not None and not labelled,
+        "answerless_rows is for questions": data.answerless_rows != 1 and not issubclass(objective, Extraction),
         "labels is for classes": data.labels is not None and not issubclass(objective, Classification),
         "packing is for documents": data.packing != "concatenate" and labelled,
     }

@@ -1,7 +1,7 @@
 """The trained model of a run, without its data, optimizer or strategy."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import keras
 from etils import epath
@@ -33,7 +33,10 @@ class Trained:
 
 
 def restore(
-    model_dir: str, report: Callable[[str], None] = lambda line: None, checkpoint: str | int = "best"
+    model_dir: str,
+    report: Callable[[str], None] = lambda line: None,
+    checkpoint: str | int = "best",
+    overrides: Iterable[str] = (),
 ) -> Trained:
     """Reads the model of a run.
 
@@ -43,11 +46,13 @@ def restore(
       model_dir: The model directory, local or gs://.
       report: Called with a line when something needs saying.
       checkpoint: "best", by validation loss; "newest"; or a step, in whose place no other checkpoint is taken.
+      overrides: Options of the config in place of the run's, `key.of.option=value`.
 
     Raises:
-      ValueError: The folder is no model directory, has no weights, is damaged, or its tokenizer is another one.
+      ValueError: The folder is no model directory, has no weights, is damaged, or its tokenizer is another one; or an
+        override does not fit the run.
     """
-    config = run_directory.load_config(model_dir)
+    config = run_directory.load_config(model_dir, overrides)
     checkpoints = Checkpoints(f"{model_dir}/checkpoints", report)
     steps = checkpoints.steps()
     if not steps:

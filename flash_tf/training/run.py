@@ -223,7 +223,8 @@ def open_stream(run: Run, of_prepared: Callable) -> Any:
             cache = make_cache(config, run.model_dir, run.tokenizer, split, run.progress.tokenised)
             left_out = sum(cache.get(index).left_out for index in range(len(cache.shards)))
             if left_out:
-                run.progress.line(f"left out {left_out:,} {split} rows without a label")
+                why = "a label" if config.data.answerless_rows == 1 else "a label or an answer"
+                run.progress.line(f"left out {left_out:,} {split} rows without {why}")
     cache = make_cache(config, run.model_dir, run.tokenizer, "train", run.progress.tokenised)
     return WindowStream(cache, packing, **order)
 

@@ -31,6 +31,7 @@ MAY_CHANGE = (  # options that may differ between two starts of one run
     "evaluation.patience",
     "strategy.",
     "data.cache",
+    "model.no_answer_threshold",
     "profile",
     "paper",
     "wandb",

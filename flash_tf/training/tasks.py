@@ -193,15 +193,16 @@ class Extraction(TaskObjective):
     """Cross-entropy of the first and the last token of an answer; the answers of whole texts.
 
     Of the rows of a text the one with the best span gives the answer. There is none if in every row the sum of the
-    logits at `<cls>` is above this span's.
+    logits at `<cls>` is above this span's, less `no_answer_threshold`.
     """
 
-    METRICS = ("exact_match", "f1")
+    METRICS = ("exact_match", "f1", "has_answer_exact_match", "has_answer_f1", "best_exact_match", "best_f1")
     longest = 30  # tokens of an answer, as in BERT's
 
     @staticmethod
     def encoder_of(config, tokenizer):
-        return SpanEncoder(tokenizer, config.data.sequence_length, config.data.columns)
+        data = config.data
+        return SpanEncoder(tokenizer, data.sequence_length, data.columns, data.answerless_rows)
 
     def outputs(self, model, batch, training):
         logits, labels = self.read(model, batch, training), batch["labels"]
@@ -216,41 +217,52 @@ class Extraction(TaskObjective):
 
     def summarize(self, outputs):
         weights, real = outputs["weight"].astype(np.float64), outputs["part"] >= 0
-        answers = self._answers(self._validation(), {name: x[real] for name, x in outputs.items()})
-        scores = [self._scores(one, answer) for one, answer, _ in answers]
-        exact, f1 = np.mean(scores, axis=0)
+        found = list(self._best_spans(self._validation(), {name: x[real] for name, x in outputs.items()}))
+        scores, spans, none, has_answer = zip(*(self._measured(*one) for one in found), strict=True)
+        given = [self._answers(score) for score in scores]
         loss = outputs["loss"].sum(dtype=np.float64) / max(weights.sum(), 1)
-        return {"loss": float(loss), "exact_match": float(exact), "f1": float(f1), "questions": len(scores)}
+        measured = metrics.of_questions(*map(np.array, (scores, given, spans, none, has_answer)))
+        return {"loss": float(loss), **measured, "questions": len(found)}
 
     def predictions(self, examples, rows, outputs):
-        return [{"answer": answer, "score": score} for _, answer, score in self._answers(examples, outputs)]
+        return [
+            {"answer": span if self._answers(score) else "", "best_span": span, "score": score}
+            for _, span, score in self._best_spans(examples, outputs)
+        ]
+
+    def _answers(self, score):
+        """Whether a question with this score gets its best span."""
+        model = self.config.model
+        return not model.get("no_answer", True) or score >= model.get("no_answer_threshold", 0.0)
 
     def _validation(self):
         source = SOURCES.build(self.config.data.source)
         for shard in source.shards("validation"):
             yield from placed(source, "validation", shard)
 
-    def _answers(self, examples, outputs):
-        """Each example with its answer, and how much higher its logits are than those without an answer."""
+    def _best_spans(self, examples, outputs):
+        """Each example with the text of its best span, and how far its logits are above those without an answer."""
         starts = np.flatnonzero(outputs["part"] == 0)
         rows = np.split(outputs["spans"], starts[1:])
         for one, spans in zip(examples, rows, strict=False):  # fewer rows if the config limits an evaluation
             best, nothing = spans[spans[:, 0].argmax()], spans[:, 1].min()
             score = max(float(best[0]), NEVER) - float(nothing)
-            none = not np.isfinite(best[0]) or (self.config.model.get("no_answer", True) and score < 0)
-            yield one, "" if none else self._text(one, int(best[2]), int(best[3])), score
+            yield one, self._text(one, int(best[2]), int(best[3])) if np.isfinite(best[0]) else "", score
 
     def _text(self, placed, first, last):
         context = self.encoder.context(placed)
         words = list(WORD.finditer(context))
         return context[words[first].start() : words[last].end()]
 
-    def _scores(self, placed, answer):
-        """Exact match and F1, by SQuAD's rules or, for names without a place, by TriviaQA's."""
+    def _measured(self, placed, span, score):
+        """The score of an example; exact match and F1 of its span and of no answer; whether it has an answer.
+
+        They go by SQuAD's rules or, for names without a place, by TriviaQA's.
+        """
         answers = self.encoder.keys.get(placed, "answers")
         texts, quotes = (answers["text"], "") if isinstance(answers, dict) else (answers, QUOTES)
-        references = list(texts) or [""]
-        return metrics.exact_match(answer, references, quotes), metrics.answer_f1(answer, references, quotes)
+        both = [metrics.answer_metrics(answer, list(texts), quotes) for answer in (span, "")]
+        return score, *both, len(texts) > 0
 
 
 def _sum(x, weights):

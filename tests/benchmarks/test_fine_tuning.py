@@ -103,9 +103,15 @@ def test_scores_are_of_predictions_and_baselines_of_none(reviews, articles, tmp_
     assert fine_tuning.film_review_scores(test, predictions) == {"accuracy": 0.75}
     test = fine_tuning_data.questions(str(articles), tmp_path / "out")["test"]
     baseline = fine_tuning.question_scores(test, None)
-    assert baseline == {"exact_match": 0.25, "f1": 0.25, "answered_exact_match": 0.0, "answered_f1": 0.0}
-    right = [{"answer": "".join(one["answers"]["text"])} for one in example_formats.squad(str(test))]
-    assert set(fine_tuning.question_scores(test, right).values()) == {1.0}
+    shares = dict.fromkeys(("exact_match", "f1", "best_exact_match", "best_f1", "no_answer_share"), 0.25)
+    others = [f"{of}_{name}" for of in ("has_answer", "answered") for name in ("exact_match", "f1")]
+    assert baseline == shares | dict.fromkeys(others, 0.0)
+    texts = ["".join(one["answers"]["text"]) for one in example_formats.squad(str(test))]
+    right = [{"answer": text, "best_span": text or "end.", "score": len(text) - 1} for text in texts]
+    found = fine_tuning.question_scores(test, right)
+    assert found.pop("no_answer_share") == 0.25 and set(found.values()) == {1.0}
+    silent = fine_tuning.question_scores(test, [{**row, "answer": ""} for row in right])
+    assert silent == baseline | {name: 1.0 for name in found if name.startswith(("has_answer", "best"))}
 
 
 @pytest.mark.parametrize("task", ["film_reviews", "questions"])
@@ -151,6 +157,7 @@ def test_two_starts_are_trained_scored_and_kept(task, reviews, articles, tmp_pat
         assert row["learning_rate"] in fine_tuning.RATES and row["steps"] == 2 and row["variant"]
         assert len(row["validation"]) == 2 and all(len(values) == 2 for values in row["test"].values())
         assert (row["pretraining_perplexity"] is None) == (row["start"] == "new")
+        assert ("has_answer_f1" in row["test"]) == (task == "questions")
     capsys.readouterr()
     assert fine_tuning.main(flags) == 0
     assert fine_tuning.main([*flags, "--table"]) == 0

@@ -58,9 +58,9 @@ each_position = pytest.mark.parametrize(
 
 
 def needed(kind):
-    """What a model takes beside SMALL, none at its default."""
+    """What a model takes beside SMALL, none at its default, except `no_answer`, without which there is no threshold."""
     if issubclass(EVERY[kind], SpanExtractor):
-        return {"no_answer": False}
+        return {"no_answer": True, "no_answer_threshold": -0.5}
     options = {"classes": V, "hidden": 12, "position_embedding": "scaled_sin"}
     return {k: v for k, v in options.items() if k in signature(kind)} if issubclass(EVERY[kind], Classifier) else {}
 
@@ -118,7 +118,11 @@ def test_every_option_is_in_the_config_and_survives_a_round_trip(kind):
     parameters = {name: p.default for name, p in signature(kind).items()}
     assert options.keys() == parameters.keys()
     same = [name for name, default in parameters.items() if options[name] == default]
-    assert same == (["position_embedding"] if issubclass(EVERY[kind], Classifier) else [])  # learned, with max_length
+    excepted = {
+        Classifier: ["position_embedding"],
+        SpanExtractor: ["no_answer"],
+    }  # the first is learned, with max_length
+    assert same == [name for cls, names in excepted.items() if issubclass(EVERY[kind], cls) for name in names]
     model = model_of(kind, **options)
     config = model.get_config()
     assert {name: config[name] for name in options} == options

@@ -131,6 +131,24 @@ def test_the_best_span_is_the_best_of_all_pairs_inside_the_text():
         assert found == pytest.approx([score, row[0].sum(), words[0, i], words[0, j]])
 
 
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_training_reads_every_row_with_an_answer_and_a_share_of_the_others_and_validation_all(tmp_path, share):
+    word = lambda i: f"{chr(97 + i % 26)}{chr(97 + i // 26 % 26)}"  # noqa: E731
+    contexts = [" ".join(word(31 * i + j) for j in range(100)) for i in range(40)]
+    answers = [{"text": [text[60:62]], "answer_start": [60]} if i % 4 else [] for i, text in enumerate(contexts)]
+    examples = [{"question": "q", "context": c, "answers": a} for c, a in zip(contexts, answers, strict=True)]
+    (tmp_path / "all.jsonl").write_text("".join(json.dumps(one) + "\n" for one in examples))
+    source = ExampleFiles(str(tmp_path / "*.jsonl"), str(tmp_path / "*.jsonl"))
+    encoder = SpanEncoder(Words(), 32, None, share)
+    found = {}
+    for split in ("train", "validation"):
+        labels = RowCache(tmp_path / str(share), source, Words(), split, encoder).get(0).values["labels"]
+        found[split] = np.reshape(labels, (-1, 2)).any(axis=1)
+    with_answer, kept = found["validation"].sum(), np.mean([~found["train"]]) * len(found["train"])
+    assert with_answer == found["train"].sum() > 30 and (~found["validation"]).sum() > 400
+    assert kept / (~found["validation"]).sum() == pytest.approx(share, abs=0.07 if 0 < share < 1 else 0)
+
+
 def test_rows_are_read_in_the_order_of_a_stream_and_once_through_for_evaluation(tmp_path):
     for name, numbers in (("one", range(30)), ("two", range(30, 50))):
         lines = [json.dumps({"text": "abc"[: 1 + i % 3], "label": i}) for i in numbers]

@@ -56,3 +56,65 @@ def test_a_model_that_says_one_thing_alone_has_no_correlation():
 def test_answers_are_compared_by_the_rules_of_squad_and_triviaqa(answer, references, quotes, exact, f1):
     assert metrics.exact_match(answer, references, quotes) == exact
     assert metrics.answer_f1(answer, references, quotes) == pytest.approx(f1)
+
+
+# By hand: four questions with an answer, two without; the score, and exact match and F1 of the best span.
+CASES = [
+    (3.0, 1.0, 1.0, 1),
+    (2.0, 0.0, 0.5, 1),
+    (1.0, 0.0, 0.0, 0),
+    (0.0, 1.0, 1.0, 1),
+    (-1.0, 0.0, 0.0, 0),
+    (-2.0, 0.0, 0.2, 1),
+]
+
+
+def arrays(cases, threshold=0.0):
+    score, exact, f1, has = (np.array(column, "float64") for column in zip(*cases, strict=True))
+    none = np.stack([1 - has] * 2, axis=1)
+    return {
+        "scores": score,
+        "given": score >= threshold,
+        "spans": np.stack([exact, f1], axis=1),
+        "none": none,
+        "has_answer": has > 0,
+    }
+
+
+def test_the_metrics_of_questions_are_those_counted_by_hand():
+    found = metrics.of_questions(**arrays(CASES))
+    want = {"exact_match": 3 / 6, "f1": 3.5 / 6, "has_answer_exact_match": 2 / 4, "has_answer_f1": 2.7 / 4}
+    want |= {"no_answer_share": 2 / 6, "best_exact_match": 3 / 6, "best_f1": 3.5 / 6}
+    assert found == pytest.approx(want | {"best_exact_match_threshold": 2.5, "best_f1_threshold": 1.5})
+
+
+def by_the_published_rule(cases, metric):
+    """SQuAD 2.0's rule, question by question: its best mean, and the odds of no answer up to which it answers."""
+    total = best = sum(not case[3] for case in cases)
+    odds_of_best = None
+    for score, *values, has in sorted(cases, key=lambda case: -case[0]):
+        total += values[metric] if has else -1
+        if total > best:
+            best, odds_of_best = total, -score
+    return best / len(cases), odds_of_best
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_best_threshold_is_that_of_squad_s_script_and_of_all_thresholds(seed):
+    rng = np.random.default_rng(seed)
+    size, share = rng.integers(1, 40), rng.random()
+    scores = rng.permutation(size) - size / 2 + rng.normal() if seed % 2 else rng.integers(-3, 4, size) + 0.0
+    f1 = np.round(rng.random(size), 3)
+    cases = [(x, float(y > 0.6), y, int(rng.random() < share)) for x, y in zip(scores, f1, strict=True)]
+    cases = [case if case[3] else (case[0], 0.0, 0.0, 0) for case in cases]
+    found = metrics.of_questions(**arrays(cases))
+    every = [metrics.of_questions(**arrays(cases, t)) for t in np.concatenate([scores, [scores.max() + 1]])]
+    for i, name in enumerate(("exact_match", "f1")):
+        best, threshold = found[f"best_{name}"], found[f"best_{name}_threshold"]
+        assert best == pytest.approx(max(one[name] for one in every))
+        assert metrics.of_questions(**arrays(cases, threshold))[name] == pytest.approx(best)
+        if seed % 2:  # the script's rule is for scores that differ
+            want, odds = by_the_published_rule(cases, i)
+            assert best == pytest.approx(want)
+            answered = np.array([]) if odds is None else scores[scores >= -odds]
+            np.testing.assert_array_equal(scores[scores >= threshold], answered)

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import yaml
 
+from flash_tf import config
 from flash_tf.commands import predict as command
 from flash_tf.data.rows import placed
 from flash_tf.data.sources.example_files import ExampleFiles
-from flash_tf.training import loop
+from flash_tf.training import loop, run_directory
 from flash_tf.training.predict import predict
 from flash_tf.training.restore import restore
 from flash_tf.training.run import DivergedError
@@ -131,11 +132,21 @@ def test_options_that_do_not_fit_a_task_are_refused_before_any_work(folder, tmp_
         "data.columns={txt: text}": r"data.columns needs keys, as strings, for text, text_b, label, got txt: 'text'",
         "data.packing=documents": r"data.packing is for documents, and this model reads none",
         "model.type=regressor": r"has no option 'classes'",
+        "data.answerless_rows=1.5": r"data.answerless_rows must be from 0 to 1, got 1.5",
+        "data.answerless_rows=0.5": r"data.answerless_rows is for questions, and this model reads none",
         "evaluation.metric=pearson": r"evaluation.metric must be one of loss, accuracy, f1, matthews, got 'pearson'",
     }
     for option, said in refused.items():
         with pytest.raises(ValueError, match=said):
             runs.train(path, tmp_path / "run", option, "train.tokens_per_step=128")
+    span = write(folder, "span", name="refused")
+    for value, more, said in (
+        (".nan", (), "must be a finite number of at most 3.4e.38, got nan"),
+        ("high", (), "must be float, got 'high'"),
+        ("1", ("model.no_answer=false",), "must be 0 with no_answer: false, got 1"),
+    ):
+        with pytest.raises(ValueError, match=f"no_answer_threshold {said}"):
+            runs.train(span, tmp_path / "run", "data.columns=null", f"model.no_answer_threshold={value}", *more)
     masked = write(folder, "masked_lm")
     documents = {"type": "text_files", **{split: str(folder / f"{split}.txt") for split in ("train", "validation")}}
     with pytest.raises(ValueError, match=r"data.columns is for labelled examples, and this model reads none"):
@@ -191,6 +202,17 @@ def test_questions_over_long_texts_are_trained_scored_and_answered_with_words_of
     wanted = [one if isinstance(one, list) else one["text"] or [""] for one in wanted]
     exact = [one["answer"] == texts[0] for one, texts in zip(answers, wanted, strict=True)]
     assert np.mean(exact) == pytest.approx(found["exact_match"])
+    spans = [one["best_span"] == texts[0] for one, texts in zip(answers, wanted, strict=True) if texts != [""]]
+    assert np.mean(spans) == pytest.approx(found["has_answer_exact_match"])
+    assert found["no_answer_share"] == pytest.approx(1 - len(spans) / 9)
+    threshold = found["best_f1_threshold"]
+    run = str(tmp_path)
+    best = loop.evaluate(run, runs.Lines(), overrides=[f"model.no_answer_threshold={threshold!r}"])
+    assert best["f1"] == pytest.approx(found["best_f1"]) == pytest.approx(best["best_f1"])
+    same = [f"model.no_answer_threshold={threshold!r}", "train.steps=4", "evaluation.every=null"]
+    run_directory.claim(run, config.load(path, same))
+    with pytest.raises(ValueError, match="holds a run with model.no_answer = None, this one has False"):
+        run_directory.claim(run, config.load(path, [*same[1:], "model.no_answer=false"]))
 
 
 @pytest.mark.full
