@@ -11,9 +11,11 @@ ALSO_ON_JAX := $(LARGEST) tests/contracts/test_models.py tests/contracts/test_la
 	tests/contracts/test_streams.py tests/test_block_loop.py tests/test_cross_entropy.py tests/generation/test_decoding.py \
 	tests/generation/test_samplers.py tests/test_linear_forms.py tests/test_linear_layers.py \
 	tests/test_random_features.py tests/test_fused_attention.py tests/test_fused_flash.py tests/training/test_step.py
-# How fast XLA compiles is how long the tests on JAX take.
-ON_JAX := KERAS_BACKEND=jax JAX_ENABLE_X64=1 XLA_FLAGS="--xla_cpu_use_fusion_emitters=false \
-	--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+# How fast XLA compiles is how long the tests on JAX take, and a part of those on TensorFlow.
+SOON := --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true
+ON_JAX := KERAS_BACKEND=jax JAX_ENABLE_X64=1 XLA_FLAGS="--xla_cpu_use_fusion_emitters=false $(SOON)"
+# Each of the two processes has a core; `make test-all` leaves XLA and the threads as users have them.
+ON_TENSORFLOW := TF_NUM_INTRAOP_THREADS=1 OMP_NUM_THREADS=1 XLA_FLAGS="$(SOON)"
 MASKED_CODE := scripts/masked_code.txt
 
 .PHONY: help quickstart lint test test-all test-faults docs tpu-check clean
@@ -45,7 +47,7 @@ lint: $(VENV)/.installed-dev
 	@$(BIN)/lint-imports --no-logo
 
 test: lint
-	@$(PYTEST) -m "not full" tests
+	@$(ON_TENSORFLOW) $(PYTEST) -m "not full" tests
 	@$(ON_JAX) $(PYTEST) -m "not full and not one_backend" $(ALSO_ON_JAX)
 
 # In parts, each in processes of its own, because what XLA has compiled stays in memory: all of it would take 24 GB.

@@ -31,7 +31,7 @@ def compiled(function):
         return jax.jit(function)
     import tensorflow as tf
 
-    return tf.function(function, jit_compile=True)
+    return tf.function(function, autograph=False, jit_compile=True)  # AutoGraph takes as long as XLA itself
 
 
 def on_jax_compiled(function):

@@ -101,4 +101,7 @@ class TaskEvaluator(Evaluator):
 def per_replica(dataset: tf.data.Dataset, batch_size: int, context: tf.distribute.InputContext) -> tf.data.Dataset:
     """Cuts a pipeline's batches of `batch_size` windows into one element for each of its replicas."""
     replicas = context.num_replicas_in_sync // context.num_input_pipelines
-    return dataset if replicas == 1 else dataset.rebatch(batch_size // replicas)
+    dataset = dataset if replicas == 1 else dataset.rebatch(batch_size // replicas)
+    options = tf.data.Options()
+    options.autotune.enabled = False  # there is nothing to tune, and the end of an iterator waits for its thread
+    return dataset.with_options(options)

@@ -190,6 +190,16 @@ def test_xla_compiles_to_the_same_value_and_gradients(spec, case):
     assert max(found.values()) < FLOAT32, found
 
 
+@pytest.mark.full
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="AutoGraph is TensorFlow's")
+@one_case
+def test_autograph_of_a_callers_own_function_changes_no_value(spec, case):
+    import tensorflow as tf
+
+    got = backends.call(tf.function(functools.partial(spec.fast, **case)), {}, inputs(spec))
+    assert relative_error(got, exact(spec, case)["out"]) < FLOAT32
+
+
 @pytest.mark.one_backend
 @each_causal
 def test_no_output_has_a_gradient_from_a_later_token(spec, case):

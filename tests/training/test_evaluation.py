@@ -11,7 +11,7 @@ from flash_tf import config
 from flash_tf.data.packing import Packing
 from flash_tf.data.stream import EvaluationBatches
 from flash_tf.training.evaluation import summarize
-from flash_tf.training.evaluator import Evaluator
+from flash_tf.training.evaluator import Evaluator, per_replica
 from flash_tf.training.inputs import make_cache, make_tokenizer
 from flash_tf.training.objective import CausalObjective
 from tests import numerics
@@ -110,3 +110,9 @@ def test_summaries_are_exponentials_of_totals_and_overflow_to_infinity():
          "word_perplexity": math.exp(4), "words": 3}
     )  # fmt: skip
     assert summarize(4e3, np.array([2.0]), None)["perplexity"] == math.inf
+
+
+def test_no_thread_that_tunes_an_input_holds_up_the_end_of_its_iterator():
+    context = tf.distribute.InputContext(num_replicas_in_sync=2)
+    pipeline = per_replica(tf.data.Dataset.range(8).batch(4), 4, context)
+    assert pipeline.options().autotune.enabled is False and [len(x) for x in pipeline] == [2] * 4

@@ -73,7 +73,8 @@ def pairs(folder):
 
 
 def test_a_classifier_starts_from_a_masked_model_learns_and_predicts_what_its_evaluation_counts(folder, tmp_path):
-    shown = runs.train(pairs(folder), tmp_path, "train.tokens_per_step=512", "train.steps=50", "evaluation.every=null")
+    sizes = ("train.tokens_per_step=512", "train.steps=50", "train.checkpoint_every=50")
+    shown = runs.train(pairs(folder), tmp_path, *sizes, "evaluation.every=null")
     heads = "not loaded: inner/kernel, inner/bias, outer/kernel, outer/bias; left behind: output_bias"
     assert heads in shown and "training a tokenizer" not in shown
     found = loop.evaluate(str(tmp_path), runs.Lines())

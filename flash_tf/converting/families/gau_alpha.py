@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from flash_tf.converting.entries import Entry, linear
+from flash_tf.layers.mixers.gau import GatedAttentionUnit
 from flash_tf.models.masked_lm import MaskedLM
 
 LIBRARY, ARCHITECTURE, MODEL = "GAU-alpha-pytorch", "GAUAlphaForMaskedLM", MaskedLM
@@ -47,6 +48,8 @@ def options(public: Mapping[str, Any]) -> dict[str, Any]:
 def public(model: MaskedLM) -> dict[str, Any]:
     """The public config; see the folder."""
     mixer = model.blocks[0].inner
+    if not isinstance(mixer, GatedAttentionUnit):  # FLASH has the same options, and others
+        raise ValueError("the layers are of another kind")
     return {
         "vocab_size": model.vocabulary_size,
         "hidden_size": model.width,
