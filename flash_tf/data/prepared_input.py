@@ -4,6 +4,7 @@ import tensorflow as tf
 
 from flash_tf.data.prepared import PreparedEvaluation, PreparedSplit
 from flash_tf.data.shuffling import base_of, key_of, turned
+from flash_tf.data.stream import AHEAD
 
 
 class PreparedStream:
@@ -59,7 +60,7 @@ class PreparedStream:
         steps = (self._limit - position) // batch_size
         turns = tf.data.Dataset.range(first, last + 1)
         windows = turns.map(read).prefetch(1)  # reads a file while the one before is used
-        return windows.rebatch(share, drop_remainder=True).take(steps).prefetch(tf.data.AUTOTUNE)
+        return windows.rebatch(share, drop_remainder=True).take(steps).prefetch(AHEAD)
 
 
 class PreparedBatches(PreparedEvaluation):

@@ -14,6 +14,8 @@ from flash_tf.data.token_cache import TokenCache
 if TYPE_CHECKING:
     import tensorflow as tf
 
+AHEAD = 4  # batches that are read while a step runs
+
 
 class WindowStream:
     """The training windows of a split; its position is one integer, the number of windows read so far.
@@ -102,7 +104,7 @@ class WindowStream:
         fields = self._packing.fields(self._cache.tokenizer)
         signature = {name: tf.TensorSpec((share, field.length), field.dtype) for name, field in fields.items()}
         signature["window"] = tf.TensorSpec((share, 2), tf.int32)
-        return tf.data.Dataset.from_generator(batches, output_signature=signature).prefetch(tf.data.AUTOTUNE)
+        return tf.data.Dataset.from_generator(batches, output_signature=signature).prefetch(AHEAD)
 
     def stop(self) -> None:
         """Makes a wait for tokens end with an error; see `TokenCache.stop`."""
