@@ -85,7 +85,14 @@ def label_lines(axes: Axes, size: float = 9.0) -> None:
             color=line.get_color(),
             fontsize=size,
             va="center",
-            arrowprops={"arrowstyle": "-", "color": line.get_color(), "lw": 0.7, "ls": ":", "shrinkB": 4},
+            arrowprops={
+                "arrowstyle": "-",
+                "color": line.get_color(),
+                "lw": 0.7,
+                "ls": ":",
+                "shrinkB": 4,
+                "relpos": (0, 0.5),
+            },
             annotation_clip=False,
         )
 

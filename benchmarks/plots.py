@@ -4,8 +4,9 @@
 
 Training steps: latency, tokens per second, peak memory and speed-up against the context length, for each task and
 device. Decoding: milliseconds a token and bytes of state. Learning: perplexity against steps and time. Recall: accuracy
-against bytes of state. Positions: perplexity along novels. A figure shows one device, and the newest row of each
-measurement; rows of variants are left out. The figures of the runs of `flash-tf train` are drawn by `flash-tf plot`.
+against bytes of state. Positions: perplexity along novels. Claims: perplexity against tokens. A figure shows one
+device, and the newest row of each measurement; rows of variants are left out. The figures of the runs of
+`flash-tf train` are drawn by `flash-tf plot`.
 """
 
 import argparse
@@ -54,6 +55,7 @@ def figures(folder: str | Path = result_files.FOLDER) -> dict[str, Figure]:
         (learning_figures, [row for row in read("learning") if "curve" in row and row["passes"] > 1]),
         (recall_figures, [row for row in read("recall") if row["state_bytes"] is not None]),
         (position_figures, read("positions")),
+        (claim_figures, read("claims")),
     )
     return {name: figure for draw, rows in kinds for name, figure in _of_each_device(draw, rows).items()}
 
@@ -237,7 +239,7 @@ def decoding_figures(rows: list[Row]) -> dict[str, Figure]:
 
 
 def recall_figures(rows: list[Row]) -> dict[str, Figure]:
-    """`recall`: a panel for each task, length, number of pairs and width, with a point for each system."""
+    """`recall`: a panel for each task, its size, and width, with a point for each system."""
     rows = result_files.newest(rows, *recall.MEASURED)
     kinds = list(dict.fromkeys(tuple(row[name] for name in recall.MEASURED[:-1]) for row in rows))
     if not kinds:
@@ -250,11 +252,13 @@ def recall_figures(rows: list[Row]) -> dict[str, Figure]:
             label, color = plot_style.MODELS.get(row["system"], (row["system"], plot_style.GREY))
             point = ([row["state_bytes"] / 2**10], [100 * row["accuracy"]])
             axes.plot(*point, color=color, label=f"{label} {row['accuracy']:.0%}", marker="o", lw=0)
-        task, length, pairs, width = kind
+        task, length, pairs, examples, width = kind
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-        axes.set_xlabel(f"state (KiB): {task}, length {length:,}, {pairs} pairs or words, width {width}")
+        size = f"length {length:,}, {pairs} pairs or words, {examples} examples a step, width {width}"
+        axes.set_xlabel(f"state (KiB): {task}, {size}")
         axes.set_ylabel("accuracy (%)")
+        axes.set_ylim(-3, 103)
         plot_style.label_lines(axes, size=min(9.0, plot_style.FITTING / len(own)))
     plot_style.notes(figure, [f"The best learning rate of each system. Commits: {_commits(rows)}."])
     return {"recall": figure}
@@ -283,6 +287,47 @@ def position_figures(rows: list[Row]) -> dict[str, Figure]:
     plot_style.label_lines(axes)
     plot_style.notes(figure, [f"Vertical: the length of the training. Commits: {_commits(rows)}."])
     return {"perplexity_by_position": figure}
+
+
+def claim_figures(rows: list[Row]) -> dict[str, Figure]:
+    """`claim_NAME`: a panel for each task and length: the validation of each system and of changes for the better.
+
+    The first seed is drawn.
+    """
+    rows = result_files.newest(rows, "claim", "task", "length", "tokens", "system", "change", "learning_rate", "seed")
+    found = {}
+    for claim in dict.fromkeys(row["claim"] for row in rows):
+        own = [row for row in rows if row["claim"] == claim]
+        own = [row for row in own if row["tokens"] == max(row["tokens"] for row in own)]  # others choose a rate
+        own = [row for row in own if row["seed"] == min(row["seed"] for row in own)]
+        panels = list(dict.fromkeys((row["task"], row["length"]) for row in own))
+        figure, axes = plot_style.figure(f"{claim.replace('_', ' ')}, {own[0]['device']}", len(panels))
+        for panel, kind in zip(axes, panels, strict=True):
+            _draw_claim(panel, [row for row in own if (row["task"], row["length"]) == kind])
+            panel.set_xlabel(f"tokens (millions): {TASKS[kind[0]]}, n = {kind[1]:,}")
+        said = "Validation, one seed. Dashed: with one change, of those that end better than without."
+        plot_style.notes(figure, [f"{said} Commits: {_commits(own)}."])
+        found[f"claim_{claim}"] = figure
+    return found
+
+
+def _draw_claim(axes, rows):
+    ends = {row["system"]: row["perplexity"] for row in rows if row["change"] is None}
+    better = lambda row: row["perplexity"] < ends.get(row["system"], math.inf)  # noqa: E731
+    rows = [row for row in rows if row["change"] is None or better(row)]
+    others = sorted({row["system"] for row in rows} - plot_style.MODELS.keys())
+    for row in rows:
+        text, color = plot_style.look(row["system"], others)
+        changed = row["change"] is not None
+        label = f"{', '.join([text, *([row['change']] if changed else [])])} {row['perplexity']:.1f}"
+        points = [(step * row["tokens_per_step"] / 1e6, value) for step, value in row["curve"]]
+        look = {"ls": "--", "lw": 0.9} if changed else {"ls": "-", "lw": 1.8}
+        axes.plot(*zip(*points, strict=True), color=color, label=label, **look)
+    _perplexities_on_y(
+        axes, min(row["perplexity"] for row in rows), max(value for row in rows for _, value in row["curve"])
+    )
+    axes.set_xlim(left=0)
+    plot_style.label_lines(axes, size=min(7.0, plot_style.FITTING / len(rows)))
 
 
 def learning_figures(rows: list[Row]) -> dict[str, Figure]:

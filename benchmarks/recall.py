@@ -1,7 +1,7 @@
 """Trains every causal system on a made-up task of memory, and compares its accuracy with the size of its state.
 
     python -m benchmarks.recall OUT                              # multi-query associative recall
-    python -m benchmarks.recall OUT --length 256 --pairs 16 --widths 64 128
+    python -m benchmarks.recall OUT --length 256 --pairs 16 --examples 128 --widths 64 128
     python -m benchmarks.recall OUT --task selective_copying
     python -m benchmarks.recall --table
 
@@ -9,7 +9,8 @@ The systems are the configs of `configs/recall`, at each width and learning rate
 at a time, in folders of OUT. A row has the scores at each rate on 3,000 validation examples, after the last step; the
 table has the best rate, which the same examples choose. A row is written when the runs of all rates have ended. A run
 that is complete in OUT is not trained again, so the command may be stopped and started again. A row names the commit at
-hand: other code or options need another OUT. Rows of other lengths, pairs or widths are other measurements.
+hand: other code or options need another OUT. Rows of other lengths, pairs, examples a step or widths are other
+measurements.
 """
 
 import argparse
@@ -24,13 +25,13 @@ from flash_tf.registry import hint
 TASKS = {"mqar": "recall/transformer_plus_plus", "selective_copying": "recall/selective_copying_mamba"}
 OTHER = ("copying_mamba", "induction_mamba", "selective_copying_mamba")  # whose data differs, not the system
 RATES = (1e-3, 3e-3)
-MEASURED = ("task", "length", "pairs", "width", "system")  # what a row is about
+MEASURED = ("task", "length", "pairs", "examples", "width", "system")  # what a row is about
 COLUMNS = ("system", "width", "accuracy", "whole answers", "rate", "parameters", "state bytes", "seconds")
 WIDTHS = (24, 7, 10, 15, 8, 12, 13, 9)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Trains what the file lacks, and prints a table for each length, number of pairs and width; 1 if a run failed."""
+    """Trains what the file lacks, and prints a table for each size of the task and width; 1 if a run failed."""
     args = _checked(result_files.parse(_parser(), arguments))
     status, rows = in_parallel.measured(args, "recall", _measure)
     rows = [row for row in rows if row["task"] == args.task]
@@ -54,7 +55,7 @@ def _measure(args, progress):
         near = hint(unknown[0], known) or "."
         raise ValueError(f"no config of recall is called {unknown[0]!r}{near} There are: {', '.join(known)}")
     data = _data(args)
-    asked = {"task": args.task, "length": data["length"], "pairs": data["pairs"], "seed": args.seed}
+    asked = {"task": args.task, **{name: data[name] for name in ("length", "pairs", "examples")}, "seed": args.seed}
     rates = [f"{rate:g}" for rate in args.rates]
     cases = [{**asked, "width": width, "system": system} for width in args.widths for system in args.systems or known]
     cases = [case for case in cases if not results.has(**case, rates=rates)]
@@ -73,7 +74,7 @@ def _measure(args, progress):
 
 
 def _data(args):
-    """The `length` of an example, its `pairs` or words to copy, and the overrides that give a config the task."""
+    """The `length` of an example, its `pairs` or words to copy, the `examples` of a step, and a config's overrides."""
     from flash_tf import config
 
     loaded = config.load(TASKS[args.task])
@@ -82,13 +83,14 @@ def _data(args):
     source[many] = source[many] if args.pairs is None else args.pairs
     length = before if args.length is None else args.length
     source["length"] = length - (0 if args.task == "mqar" else source[many])
+    examples = loaded.train.tokens_per_step // before if args.examples is None else args.examples
     overrides = {
         "data.source": source,
         "data.sequence_length": length,
         "model.vocabulary_size": loaded.model["vocabulary_size"],
-        "train.tokens_per_step": loaded.train.tokens_per_step // before * length,  # as many examples
+        "train.tokens_per_step": examples * length,
     }
-    return {"length": length, "pairs": source[many], "overrides": overrides}
+    return {"length": length, "pairs": source[many], "examples": examples, "overrides": overrides}
 
 
 def training(case: dict, rate: float, data: dict, args: argparse.Namespace) -> Training:
@@ -105,7 +107,7 @@ def training(case: dict, rate: float, data: dict, args: argparse.Namespace) -> T
         more["model.feedforward.hidden"] = round(feedforward["hidden"] * width / loaded.model["width"])
     more |= {f"model.mixer.{option}": max(length, mixer[option]) for option in OF_LENGTH if option in mixer}
     overrides = [f"{key}={json.dumps(value)}" for key, value in more.items()]
-    folder = f"{case['task']}-{length}-{case['pairs']}-{width}-{case['system']}-{rate:g}-{args.seed}"
+    folder = "-".join(map(str, (*(case[name] for name in MEASURED), f"{rate:g}", args.seed)))
     return Training(name, Path(args.out, folder), (*overrides, *args.set))
 
 
@@ -128,12 +130,13 @@ def _row(runs, rates):
 
 
 def as_text(rows: list[dict]) -> str:
-    """A table for each device, length, number of pairs and width, the most accurate system first."""
+    """A table for each device, length, number of pairs and of examples, and width, the most accurate system first."""
     tables = []
     for about in dict.fromkeys((row["device"], *(row[name] for name in MEASURED[:-1])) for row in rows):
         own = [row for row in rows if (row["device"], *(row[name] for name in MEASURED[:-1])) == about]
-        where, task, length, pairs, _ = about
-        lines = [f"{task}, length {length:,}, {pairs} pairs or words, on {where}", device.table_line(COLUMNS, WIDTHS)]
+        where, task, length, pairs, examples, _ = about
+        said = f"{task}, length {length:,}, {pairs} pairs or words, {examples} examples a step, on {where}"
+        lines = [said, device.table_line(COLUMNS, WIDTHS)]
         tables.append("\n".join([*lines, *map(_line, sorted(own, key=lambda row: -row["accuracy"]))]))
     return "\n\n".join(tables)
 
@@ -149,7 +152,7 @@ def _checked(args):
     """The arguments. Overrides make the rows a variant."""
     if not args.table and args.out is None:
         raise ValueError("OUT is needed, but for --table")
-    in_parallel.check(args, "widths", "length", "pairs")
+    in_parallel.check(args, "widths", "length", "pairs", "examples")
     if min(args.rates) <= 0:
         raise ValueError(f"--rates must be above 0, got {min(args.rates):g}")
     args.variant = result_files.variant(args)
@@ -162,6 +165,7 @@ def _parser():
     parser.add_argument("--task", choices=TASKS, default="mqar", help="default mqar")
     parser.add_argument("--length", type=int, metavar="N", help="words of an example (default: the config's)")
     parser.add_argument("--pairs", type=int, metavar="N", help="pairs, or words to copy (default: the config's)")
+    parser.add_argument("--examples", type=int, metavar="N", help="examples of a step (default: the config's)")
     parser.add_argument("--widths", nargs="+", type=int, default=[128], metavar="N", help="of models (default 128)")
     parser.add_argument("--rates", nargs="+", type=float, default=RATES, metavar="RATE", help="default 0.001 0.003")
     parser.add_argument("--systems", nargs="+", metavar="SYSTEM", help="configs of recall (default: all)")

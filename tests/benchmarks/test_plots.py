@@ -197,7 +197,7 @@ def test_decoding_shows_the_newest_comparison_alone(tmp_path):
 
 
 def test_recall_is_a_panel_for_each_size_with_a_point_for_each_system(tmp_path):
-    about = {"device": GPU, "commit": "1234567", "task": "mqar", "length": 64, "pairs": 4}
+    about = {"device": GPU, "commit": "1234567", "task": "mqar", "length": 64, "pairs": 4, "examples": 8}
     found = [("flash", 8, 0.1), ("mamba", 4, 1.0), ("flash", 8, 0.5)]  # the second FLASH is newer
     rows = [
         {**about, "width": width, "system": name, "state_bytes": 1024 * kib, "accuracy": accuracy}
@@ -208,7 +208,7 @@ def test_recall_is_a_panel_for_each_size_with_a_point_for_each_system(tmp_path):
     figure = plots.figures(tmp_path)["recall_h200"]
     for panel, width in enumerate((64, 128)):
         assert drawn(figure, panel) == {"mamba 100%": [(4, 100)], "FLASH 50%": [(8, 50)]}
-        assert figure.axes[panel].get_xlabel().endswith(f"mqar, length 64, 4 pairs or words, width {width}")
+        assert figure.axes[panel].get_xlabel().endswith(f"4 pairs or words, 8 examples a step, width {width}")
 
 
 def test_positions_are_drawn_by_the_ends_of_their_buckets_for_the_text_that_was_read_last(tmp_path):
@@ -226,6 +226,19 @@ def test_positions_are_drawn_by_the_ends_of_their_buckets_for_the_text_that_was_
     assert figure.axes[0].get_xscale() == "log" and figure.axes[0].get_ylim()[1] > 900
     (trained,) = [line for line in figure.axes[0].lines if line.get_label() == "_trained"]
     assert trained.get_xdata()[0] == 256
+
+
+def test_a_claim_shows_the_validation_of_the_first_seed_and_changes_for_the_better(tmp_path):
+    about = {"device": GPU, "commit": "1234567", "claim": "length", "task": "lm", "length": 64, "learning_rate": 0.001}
+    about |= {"tokens": 4_000_000, "tokens_per_step": 1_000_000, "seed": 0, "change": None, "perplexity": 7.04}
+    about["curve"] = [[2, 9.0], [4, 7.0]]
+    rows = [{**about, "system": "flash"}, {**about, "system": "mamba", "change": "chunk_64", "perplexity": 8.0}]
+    rows += [{**rows[0], "seed": 1}, {**rows[0], "tokens": 1_000_000}, {**rows[0], "task": "mlm"}]
+    rows += [{**rows[0], "change": name, "perplexity": end} for name, end in (("worse", 7.1), ("better", 7.0))]
+    figure = plots.figures(write(tmp_path, rows, "claims"))["claim_length_h200"]
+    points = [(2, 9), (4, 7)]
+    assert drawn(figure) == {name: points for name in ("FLASH 7.0", "FLASH, better 7.0", "mamba, chunk_64 8.0")}
+    assert drawn(figure, 1) == {"FLASH 7.0": points}
 
 
 def test_models_are_told_apart_by_colour():

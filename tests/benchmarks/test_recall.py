@@ -14,7 +14,8 @@ def parsed(*flags):
 def loaded(system, *flags):
     args = parsed(*flags)
     data = recall._data(args)
-    case = {"task": args.task, "length": data["length"], "pairs": data["pairs"], "width": args.widths[0]}
+    case = {name: data[name] for name in ("length", "pairs", "examples")}
+    case |= {"task": args.task, "width": args.widths[0]}
     run = recall.training({**case, "system": system}, 1e-3, data["overrides"], args)
     return config.load(run.config, run.overrides)
 
@@ -31,6 +32,7 @@ def test_a_run_has_the_data_width_and_rate_that_were_asked_for():
     assert (found.data.source["length"], found.data.source["pairs"], found.data.sequence_length) == (256, 16, 256)
     assert (found.model["width"], found.model["feedforward"]["hidden"]) == (128, 170)  # 85 at width 64
     assert (found.batch_size, found.optimizer.learning_rate, found.evaluation.every) == (512, 1e-3, None)
+    assert loaded("retnet", "--length", "256", "--examples", "128").train.tokens_per_step == 32768
     assert loaded("cosformer", "--length", "512").model["mixer"]["cosine_length"] == 512
     copying = loaded("flash", "--task", "selective_copying")
     assert copying.data == config.load("recall/selective_copying_mamba").data
@@ -47,12 +49,20 @@ def test_every_system_is_a_model_at_another_width_and_length():
 
 
 def test_the_table_has_the_most_accurate_system_first():
-    same = {"device": "a device", "task": "mqar", "length": 64, "pairs": 4, "exact_match": 0.5, "learning_rate": 0.003}
-    same |= {"parameters": 430_000, "seconds": 12.4, "state_bytes": 4096}
+    same = {
+        "device": "a device",
+        "task": "mqar",
+        "length": 64,
+        "pairs": 4,
+        "examples": 512,
+        "exact_match": 0.5,
+        "learning_rate": 0.003,
+    }
+    same |= {"learning_rate": 0.003, "parameters": 430_000, "seconds": 12.4, "state_bytes": 4096}
     rows = [{**same, "system": name, "width": w, "accuracy": x} for name, w, x in
             (("flash", 128, 0.9), ("mamba", 128, 0.95), ("flash", 64, 0.1))]  # fmt: skip
     first, second = recall.as_text(rows).split("\n\n")
-    assert first.splitlines()[0] == "mqar, length 64, 4 pairs or words, on a device"
+    assert first.splitlines()[0] == "mqar, length 64, 4 pairs or words, 512 examples a step, on a device"
     assert [line.split()[:3] for line in first.splitlines()[2:]] == [
         ["mamba", "128", "95.0%"],
         ["flash", "128", "90.0%"],
@@ -86,7 +96,9 @@ def test_a_row_is_written_when_the_runs_of_its_rates_have_ended(tmp_path, monkey
     with pytest.raises(KeyboardInterrupt):
         recall.main([str(tmp_path / "out"), "--systems", "flash", "gla", "--results", str(file), "--commit", "here"])
     (row,) = result_files.read(file)
-    assert row["system"] == "flash" and row["of"] == [f"mqar-64-4-128-flash-{rate}-0" for rate in ("0.001", "0.003")]
+    assert row["system"] == "flash" and row["of"] == [
+        f"mqar-64-4-512-128-flash-{rate}-0" for rate in ("0.001", "0.003")
+    ]
 
 
 @pytest.mark.full
