@@ -155,6 +155,9 @@ def _checked(args):
     in_parallel.check(args, "widths", "length", "pairs", "examples")
     if min(args.rates) <= 0:
         raise ValueError(f"--rates must be above 0, got {min(args.rates):g}")
+    args.widths, args.rates, args.systems = (
+        [*dict.fromkeys(given or [])] for given in (args.widths, args.rates, args.systems)
+    )
     args.variant = result_files.variant(args)
     return args
 

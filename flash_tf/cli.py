@@ -29,8 +29,12 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE = 5  # seconds after a signal in which a command may clean up
 INSIDE = re.compile(r"{{|\[Op:|__wrapped__|\x1b")  # in messages about the inside of a graph
 OF_FILE = re.compile(r"(?:{{.*}} )?(\S.*); ([^;\[]+?)(?: \[Op:.*)?")  # TensorFlow's errors of a local file
-# What TensorFlow says where another program has left it too little of a GPU's memory to begin with.
-TAKEN = re.compile(r"cudaSetDevice\(\).*out of memory|DNN library initialization failed")
+# What TensorFlow says where a GPU has too little memory for it to begin with.
+TAKEN = {
+    "cudaSetDevice() on GPU": "another program has taken the GPU's memory: nvidia-smi shows which",
+    "DNN library initialization failed": "cuDNN did not start: another program has taken the GPU's memory, which "
+    "nvidia-smi shows, or the installed cuDNN is not the one that TensorFlow needs",
+}
 REASONS = {os.strerror(number) for number in errno.errorcode}
 LONGEST = 1000  # characters of a message
 KEPT_SECONDS = 30 * 24 * 3600  # a program that XLA compiled
@@ -214,8 +218,8 @@ def _said(error):
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     text = " ".join(str(error).split())
-    if "OpError" in kinds and TAKEN.search(text):
-        return "another program has taken the GPU's memory: nvidia-smi shows which"
+    if "OpError" in kinds and (taken := [line for said, line in TAKEN.items() if said in text]):
+        return taken[0]
     if "OpError" in kinds and (of_file := OF_FILE.fullmatch(text)) and of_file[2] in REASONS:
         return f"{of_file[2]}: {of_file[1]}"
     if INSIDE.search(text) or not (isinstance(error, ValueError | OSError | ImportError) or "OpError" in kinds):

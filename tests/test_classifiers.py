@@ -112,6 +112,14 @@ def test_a_classifier_starts_from_the_stack_of_a_language_model_and_keeps_its_ne
     assert (to_numpy(model.encode(ids)) == to_numpy(source.encode(ids))).all()
 
 
+def test_a_start_from_mixers_of_another_function_is_said():
+    source, mixer = model_of(MaskedLM, STACK), {**MIXER, "scale": "paper_appendix", "implementation": "xla"}
+    model = model_of(Classifier, mixer=mixer)
+    said = "; the mixers differ in scale (normalized there, paper_appendix here)"
+    assert str(model.init_from(source)).endswith(said)
+    assert "differ" not in str(model_of(Classifier).init_from(source))
+
+
 def test_a_model_of_another_mixer_takes_what_fits_and_says_what_does_not():
     options = {name: SMALL[name] for name in ("vocabulary_size", "width")} | {"depth": 2}
     softmax, linear = ({"mixer": {"type": name, "heads": 2}, "feedforward": {"type": "glu"}} for name in ATTENTION)

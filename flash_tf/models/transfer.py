@@ -7,6 +7,7 @@ import keras
 
 OF_BLOCKS = r"(mixer|feedforward)_\d+/|positions/"  # weights, by their path below the model's name
 MOST_NAMES = 6  # in a line
+UNSAID = {"name", "dtype", "trainable", "implementation", "causal"}  # options of mixers; the last is the model's kind
 
 
 class Transfer(NamedTuple):
@@ -16,16 +17,21 @@ class Transfer(NamedTuple):
       loaded: Weights that both models have.
       fresh: Weights of the new model alone, which stay as they were.
       left: Weights of the source alone.
+      options: Options of mixers of one type that differ, with the values of the source and of the new model. The new
+        model computes another function with the same weights.
     """
 
     loaded: list[str]
     fresh: list[str]
     left: list[str]
+    options: dict[str, tuple[object, object]]
 
     def __str__(self):
         fresh = f"; not loaded: {_listed(self.fresh)}" if self.fresh else ""
         left = f"; left behind: {_listed(self.left)}" if self.left else ""
-        return f"{len(self.loaded)} weights loaded{fresh}{left}"
+        differ = [f"{name} ({theirs} there, {ours} here)" for name, (theirs, ours) in self.options.items()]
+        options = f"; the mixers differ in {', '.join(differ)}" if differ else ""
+        return f"{len(self.loaded)} weights loaded{fresh}{left}{options}"
 
 
 def transfer(source: keras.Model, model: keras.Model) -> Transfer:
@@ -45,7 +51,8 @@ def transfer(source: keras.Model, model: keras.Model) -> Transfer:
     kinds = [{type(mixer) for mixer in one.mixers} for one in (source, model)]
     free = re.compile(OF_BLOCKS if kinds[0] != kinds[1] else r"(?!)")  # the latter matches no name
     common = [n for n in ours if n in theirs and (ours[n].shape == theirs[n].shape or not free.match(n))]
-    done = Transfer(common, *([name for name in one if name not in common] for one in (ours, theirs)))
+    fresh, left = ([name for name in one if name not in common] for one in (ours, theirs))
+    done = Transfer(common, fresh, left, _options(source, model))
     start = f"a {type(model).__name__} cannot start from this {type(source).__name__}"
     for name in done.loaded:
         if ours[name].shape != theirs[name].shape:
@@ -58,6 +65,17 @@ def transfer(source: keras.Model, model: keras.Model) -> Transfer:
     for name in done.loaded:
         ours[name].assign(theirs[name])
     return done
+
+
+def _options(source, model):
+    """The options of function in which mixers of one type differ, each with its values."""
+    found = {}
+    for theirs, ours in zip(source.mixers, model.mixers, strict=False):
+        if type(theirs) is type(ours):
+            configs = theirs.get_config(), ours.get_config()
+            names = [name for name in configs[1] if name not in UNSAID and configs[0][name] != configs[1][name]]
+            found |= {name: (configs[0][name], configs[1][name]) for name in names}
+    return found
 
 
 def _listed(names):

@@ -56,7 +56,6 @@ def test_the_table_has_the_most_accurate_system_first():
         "pairs": 4,
         "examples": 512,
         "exact_match": 0.5,
-        "learning_rate": 0.003,
     }
     same |= {"learning_rate": 0.003, "parameters": 430_000, "seconds": 12.4, "state_bytes": 4096}
     rows = [{**same, "system": name, "width": w, "accuracy": x} for name, w, x in
@@ -94,7 +93,9 @@ def test_a_row_is_written_when_the_runs_of_its_rates_have_ended(tmp_path, monkey
     monkeypatch.setattr(recall, "_row", lambda runs, rates: {"of": [run.folder.name for run in runs]})
     file = tmp_path / "found.jsonl"
     with pytest.raises(KeyboardInterrupt):
-        recall.main([str(tmp_path / "out"), "--systems", "flash", "gla", "--results", str(file), "--commit", "here"])
+        recall.main(
+            [str(tmp_path / "out"), "--systems", "flash", "gla", "flash", "--results", str(file), "--commit", "here"]
+        )
     (row,) = result_files.read(file)
     assert row["system"] == "flash" and row["of"] == [
         f"mqar-64-4-512-128-flash-{rate}-0" for rate in ("0.001", "0.003")
