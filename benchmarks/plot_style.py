@@ -91,7 +91,7 @@ def label_lines(axes: Axes, size: float = 9.0) -> None:
                 "lw": 0.7,
                 "ls": ":",
                 "shrinkB": 4,
-                "relpos": (0, 0.5),
+                "relpos": (0, 0.5),  # from the label's beginning: from its middle, the line would strike it through
             },
             annotation_clip=False,
         )

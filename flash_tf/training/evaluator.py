@@ -99,9 +99,12 @@ class TaskEvaluator(Evaluator):
 
 
 def per_replica(dataset: tf.data.Dataset, batch_size: int, context: tf.distribute.InputContext) -> tf.data.Dataset:
-    """Cuts a pipeline's batches of `batch_size` windows into one element for each of its replicas."""
+    """Cuts a pipeline's batches of `batch_size` windows into one element for each of its replicas.
+
+    tf.data tunes nothing in it: all buffers have a size.
+    """
     replicas = context.num_replicas_in_sync // context.num_input_pipelines
     dataset = dataset if replicas == 1 else dataset.rebatch(batch_size // replicas)
     options = tf.data.Options()
-    options.autotune.enabled = False  # there is nothing to tune, and the end of an iterator waits for its thread
+    options.autotune.enabled = False  # the end of an iterator would wait for its thread
     return dataset.with_options(options)

@@ -89,7 +89,10 @@ def test_the_metrics_of_questions_are_those_counted_by_hand():
 
 
 def by_the_published_rule(cases, metric):
-    """SQuAD 2.0's rule, question by question: its best mean, and the odds of no answer up to which it answers."""
+    """Answers one question after the other, as SQuAD 2.0's script does, and keeps the best.
+
+    Returns the best mean, and the odds of no answer up to which a question is answered.
+    """
     total = best = sum(not case[3] for case in cases)
     odds_of_best = None
     for score, *values, has in sorted(cases, key=lambda case: -case[0]):

@@ -277,7 +277,7 @@ class MixedChunkAttention(gated_unit.ChunkedUnit):
 
     @property
     def rotated_head_names(self) -> tuple[str, ...]:
-        return ROTARY_HEADS[self.rotary_heads]
+        return tuple(name for name in ROTARY_HEADS[self.rotary_heads] if name in self.head_names)
 
     @property
     def case(self) -> dict[str, Any]:

@@ -12,9 +12,8 @@ def parts(mixer, x: np.ndarray) -> list[Part]:
     The first tokens that take a softmax over the text in place of both have it in the part of the first sum.
     """
     unit, n, c, found = GatedUnit(mixer, x), len(x), mixer.chunk_size, []
-    turned = {"all": mixer.head_names, "local": ("quad_q", "quad_k"), "none": ()}[mixer.rotary_heads]
     heads = {name: unit.head(name)[None] for name in mixer.head_names}
-    heads |= {name: rotated(heads[name], turning=mixer.rotary_dim) for name in turned}
+    heads |= {name: rotated(heads[name], turning=mixer.rotary_dim) for name in mixer.rotated_head_names}
     every, at = np.ones((n, n), bool), np.arange(n)
     behind = at[:, None] // c - at // c  # chunks
     first = {"none": at < 0, "cls": at == 0, "chunks": at % c == 0}[mixer.first_to_all][:, None]
