@@ -41,7 +41,7 @@ class MixedChunkAttention(gated_unit.ChunkedUnit):
       expansion: e / d, the width of gate and values over the model's.
       gated: Whether there is a gate; without it the values are 2e wide.
       relative_bias: Whether scores inside chunks get a learned Toeplitz bias, 256 parameters.
-      scale: "normalized", or "paper_appendix" for relu(q k / c + bias)^2, with which masked models learn sooner.
+      scale: "normalized", or "paper_appendix" for relu(q k / c + bias)^2.
       parts: "both"; "local" for intra-chunk attention only, FLASH (LocalOnly); or "global" for inter-chunk attention
         only, FLASH (GlobalOnly), which takes no relative bias, scale or overlap. The unused part has no heads, bias or
         state. A causal "global" token cannot attend to its own chunk. Its content enters through the gate only, and

@@ -32,7 +32,7 @@ class GatedAttentionUnit(KernelMixer):
         seen. The last two take no relative bias, scale or divisor.
       gated: Whether there is a gate; without it the values are 2e wide.
       relative_bias: Whether scores get a learned Toeplitz bias, 256 parameters.
-      scale: "normalized", or "paper_appendix", with which masked models learn sooner; see `kernels_xla.gau`.
+      scale: "normalized", or "paper_appendix"; see `kernels_xla.gau`.
       divisor: "position" (tokens seen), "length" (tokens of the document: the paper's, cannot decode), or a constant.
       use_bias: Whether projections and heads have biases.
       **kwargs: Passed to `keras.layers.Layer`.
