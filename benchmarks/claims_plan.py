@@ -69,7 +69,7 @@ def choosing(claim: str) -> list[Case]:
 
 
 def planned(claim: str) -> list[Case]:
-    """The runs of a claim: all systems and changes with seed 0, then the repeated systems with their seeds.
+    """The runs of a claim: all systems and changes with seed 0, then those that are repeated with their seeds.
 
     The rate is the first of the plan. If there are several, the caller replaces it.
     """
@@ -83,7 +83,7 @@ def planned(claim: str) -> list[Case]:
     ]
     repeat = plan.get("repeat", {"seeds": [], "systems": []})
     lengths = repeat.get("lengths", plan["lengths"])
-    again = [c for c in cases if c.change is None and c.system in repeat["systems"] and c.length in lengths]
+    again = [case for case in cases if case.name in repeat["systems"] and case.length in lengths]
     return cases + [case._replace(seed=seed) for seed in repeat["seeds"] for case in again]
 
 

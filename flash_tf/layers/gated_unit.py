@@ -14,7 +14,7 @@ from keras import ops
 from flash_tf.layers.common import parts_of, projection
 from flash_tf.layers.kernel_mixer import KernelMixer
 from flash_tf.layers.offset_scale import OffsetScale
-from flash_tf.layers.relative_bias import RelativeBias
+from flash_tf.layers.relative_bias import STARTS, RelativeBias
 from flash_tf.layers.streaming import check_streams, next_positions
 from flash_tf.layers.t5_bias import T5Bias
 from kernels_xla.common.accumulate import sum_dtype
@@ -32,6 +32,11 @@ def check(unit: KernelMixer) -> None:
         raise ValueError(f"{name} needs expansion >= 1, got {unit.expansion}")
     if unit.scale not in ("normalized", "paper_appendix"):
         raise ValueError(f"{name}: scale must be 'normalized' or 'paper_appendix', got {unit.scale!r}")
+    if unit.bias_start not in STARTS:
+        raise ValueError(f"{name}: bias_start must be one of {', '.join(STARTS)}, got {unit.bias_start!r}")
+    if unit.bias_start != "normal" and (not unit.relative_bias or getattr(unit, "t5_bias", False)):
+        needed = "a relative bias of two vectors"
+        raise ValueError(f"{name}: bias_start {unit.bias_start!r} needs {needed}, got none")
     if getattr(unit, "chunk_size", 1) < 1:
         raise ValueError(f"{name} needs chunk_size >= 1, got {unit.chunk_size}")
 
@@ -60,7 +65,7 @@ def build(unit: KernelMixer, x_shape: tuple) -> None:
 def _bias_layer(unit):
     same = {"dtype": unit.dtype_policy, "name": "relative_bias"}
     if not getattr(unit, "t5_bias", False):
-        return RelativeBias(**same)
+        return RelativeBias(start=unit.bias_start, **same)
     window = unit.chunk_size * (2 if unit.overlapping else 1)
     return T5Bias(window, unit.causal, unit.key_dim**0.5, **same)
 

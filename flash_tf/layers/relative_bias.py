@@ -9,6 +9,8 @@ from flash_tf.layers.common import normal
 from kernels_xla.common.rotary import relative_bias
 from kernels_xla.common.spec import Tensor
 
+STARTS = ("normal", "positive", "symmetric")
+
 
 @keras.saving.register_keras_serializable("flash_tf")
 class RelativeBias(keras.layers.Layer):
@@ -19,6 +21,8 @@ class RelativeBias(keras.layers.Layer):
 
     Args:
       width: r, even.
+      start: "normal", a and b from N(0, 0.02), as in the paper. "positive": b with the sign for which b[0] >= 0.
+        "symmetric": b = a, so that the bias starts largest at distance 0.
       **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:
@@ -32,16 +36,25 @@ class RelativeBias(keras.layers.Layer):
       TensorShape([5, 5])
     """
 
-    def __init__(self, width: int = 128, **kwargs):
+    def __init__(self, width: int = 128, start: str = "normal", **kwargs):
         super().__init__(**kwargs)
         if width % 2:
             raise ValueError(f"RelativeBias needs an even width, got {width}")
-        self.width = width
+        if start not in STARTS:
+            raise ValueError(f"RelativeBias: start must be one of {', '.join(STARTS)}, got {start!r}")
+        self.width, self.start = width, start
 
     def build(self, input_shape: tuple | None = None) -> None:
         del input_shape
-        self.a = self.add_weight(name="a", shape=(self.width,), initializer=normal())
-        self.b = self.add_weight(name="b", shape=(self.width,), initializer=normal())
+        first, second = normal(), normal()  # an initializer gives the same numbers each time
+
+        def positive(shape, dtype=None):
+            a, b = first(shape, dtype), second(shape, dtype)
+            return b * ops.where(ops.sum(a * b) < 0, -1.0, 1.0)
+
+        of_b = {"normal": second, "positive": positive, "symmetric": first}[self.start]
+        self.a = self.add_weight(name="a", shape=(self.width,), initializer=first)
+        self.b = self.add_weight(name="b", shape=(self.width,), initializer=of_b)
         self.built = True
 
     def call(self, n: int) -> Tensor:
@@ -49,4 +62,4 @@ class RelativeBias(keras.layers.Layer):
         return relative_bias(self.a, self.b, at, at)
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "width": self.width}
+        return {**super().get_config(), "width": self.width, "start": self.start}

@@ -35,6 +35,7 @@ SMALL["mixers"] = list(TWO)
 OTHER = {
     "kernel": ("softmax", "relu2", "softmax_plus"),
     "scale": ("paper_appendix",),
+    "bias_start": ("positive", "symmetric"),
     "divisor": ("length", 5),
     "activation": ("silu",),
     "features": ("relu", "elu_plus_one", "softplus", "elu", "favor"),

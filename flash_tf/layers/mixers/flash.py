@@ -57,6 +57,7 @@ class MixedChunkAttention(gated_unit.ChunkedUnit):
       token_shift: Whether the first half of the channels comes from the token before. These four options and the scale
         "paper_appendix" are lucidrains' FLASH-pytorch.
       rotary_heads: Heads that are rotated: "all"; "local", quad_q and quad_k of intra-chunk attention; or "none".
+      bias_start: How the bias starts: "normal", as in the paper, "positive" or "symmetric"; see `RelativeBias`.
       use_bias: Whether projections and heads have biases.
       implementation: How a training step computes attention and gate: "xla", as einsums; "pallas", by fused kernels on
         an NVIDIA GPU from Hopper on; or "auto", by fused kernels where they run and were measured to be faster. They
@@ -101,6 +102,7 @@ class MixedChunkAttention(gated_unit.ChunkedUnit):
         rotary_dim: int | None = None,
         token_shift: bool = False,
         rotary_heads: str = "all",
+        bias_start: str = "normal",
         use_bias: bool = True,
         implementation: str = "auto",
         **kwargs,
@@ -111,7 +113,7 @@ class MixedChunkAttention(gated_unit.ChunkedUnit):
         self.parts, self.overlapping, self.first_to_all = parts, overlapping, first_to_all
         self.chunk_divisor, self.t5_bias, self.rotary_dim = chunk_divisor, t5_bias, rotary_dim
         self.token_shift, self.rotary_heads, self.use_bias = token_shift, rotary_heads, use_bias
-        self.implementation = implementation
+        self.bias_start, self.implementation = bias_start, implementation
         gated_unit.check(self)
         check_first("MixedChunkAttention", first_to_all, causal)
         if parts not in PARTS:

@@ -32,6 +32,7 @@ class WeightedChunks(gated_unit.ChunkedUnit):
       gated: Whether there is a gate; without it the values are 2e wide.
       relative_bias: Whether scores inside chunks get a learned Toeplitz bias, 256 parameters.
       scale: "normalized", or "paper_appendix" for relu(q k / c + bias)^2 inside chunks.
+      bias_start: How the bias starts: "normal", as in the paper, "positive" or "symmetric"; see `RelativeBias`.
       **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:
@@ -66,11 +67,12 @@ class WeightedChunks(gated_unit.ChunkedUnit):
         gated: bool = True,
         relative_bias: bool = True,
         scale: str = "normalized",
+        bias_start: str = "normal",
         **kwargs,
     ):
         super().__init__(**kwargs)
         self.chunk_size, self.causal, self.key_dim, self.expansion = chunk_size, causal, key_dim, expansion
-        self.gated, self.relative_bias, self.scale = gated, relative_bias, scale
+        self.gated, self.relative_bias, self.scale, self.bias_start = gated, relative_bias, scale, bias_start
         gated_unit.check(self)
 
     def call(

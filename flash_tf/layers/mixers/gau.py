@@ -34,6 +34,7 @@ class GatedAttentionUnit(KernelMixer):
       relative_bias: Whether scores get a learned Toeplitz bias, 256 parameters.
       scale: "normalized", or "paper_appendix"; see `kernels_xla.gau`.
       divisor: "position" (tokens seen), "length" (tokens of the document: the paper's, cannot decode), or a constant.
+      bias_start: How the bias starts: "normal", as in the paper, "positive" or "symmetric"; see `RelativeBias`.
       use_bias: Whether projections and heads have biases.
       **kwargs: Passed to `keras.layers.Layer`.
 
@@ -72,13 +73,14 @@ class GatedAttentionUnit(KernelMixer):
         relative_bias: bool = True,
         scale: str = "normalized",
         divisor: str | int = "position",
+        bias_start: str = "normal",
         use_bias: bool = True,
         **kwargs,
     ):
         super().__init__(**kwargs)
         self.causal, self.key_dim, self.expansion, self.heads, self.kernel = causal, key_dim, expansion, heads, kernel
         self.gated, self.relative_bias, self.scale, self.divisor = gated, relative_bias, scale, divisor
-        self.use_bias = use_bias
+        self.use_bias, self.bias_start = use_bias, bias_start
         gated_unit.check(self)
         if heads < 1 or key_dim % (2 * heads):
             raise ValueError(f"GatedAttentionUnit: key_dim ({key_dim}) must be an even multiple of heads ({heads})")
