@@ -105,7 +105,8 @@ def options(case: Case, steps: int | None = None) -> dict[str, Any]:
       steps: In place of the plan's.
     """
     plan = CLAIMS[case.claim]
-    system = {name: value for name, value in TABLE["systems"][case.system].items() if name != "config"}
+    system = {**TABLE["systems"][case.system], **plan.get("options", {}).get(case.system, {})}
+    del system["config"]
     given = {"data.sequence_length": case.length, "optimizer.learning_rate": case.rate, "train.seed": case.seed}
     given = {**TABLE["set"], **given, **plan["set"], **system, **TABLE["changes"].get(case.change, {})}
     steps = steps or case.tokens // given["train.tokens_per_step"]

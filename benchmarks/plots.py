@@ -27,6 +27,7 @@ from benchmarks.result_files import Row
 OUT = result_files.ROOT / "docs/images"
 TASKS = {"lm": "causal language model", "mlm": "masked language model"}
 BASELINE = "transformer_plus_plus"
+BEST = 3  # changes of a system in a figure of a claim
 IN_SIGHT = 10  # times the lowest perplexity: the loss of the first steps would flatten the last ones
 DECODING = (("ms_per_token", 1.0, "decoding time (ms per token)"), ("state_bytes", 2**-20, "state of one text (MiB)"))
 
@@ -135,7 +136,9 @@ def step_figures(rows: list[Row]) -> dict[str, Figure]:
     task_of = lambda row: row["task"].removesuffix("_full_head")  # noqa: E731
     found = {}
     for task in sorted({task_of(row) for row in rows}):
-        found |= _figures_of_task(task, [row for row in rows if task_of(row) == task])
+        own = [row for row in rows if task_of(row) == task]
+        if len({row["n"] for row in own}) > 1:  # a curve of one length is a point
+            found |= _figures_of_task(task, own)
     return found
 
 
@@ -290,7 +293,7 @@ def position_figures(rows: list[Row]) -> dict[str, Figure]:
 
 
 def claim_figures(rows: list[Row]) -> dict[str, Figure]:
-    """`claim_NAME`: a panel for each task and length: the validation of each system and of changes for the better.
+    """`claim_NAME`: a panel for each task and length: the validation of each system and of its best changes.
 
     The first seed is drawn.
     """
@@ -305,7 +308,7 @@ def claim_figures(rows: list[Row]) -> dict[str, Figure]:
         for panel, kind in zip(axes, panels, strict=True):
             _draw_claim(panel, [row for row in own if (row["task"], row["length"]) == kind])
             panel.set_xlabel(f"tokens (millions): {TASKS[kind[0]]}, n = {kind[1]:,}")
-        said = "Validation, one seed. Dashed: with one change, of those that end better than without."
+        said = f"Validation, one seed. Dashed: up to {BEST} changes of each system, the best of those that end better."
         plot_style.notes(figure, [f"{said} Commits: {_commits(own)}."])
         found[f"claim_{claim}"] = figure
     return found
@@ -313,13 +316,16 @@ def claim_figures(rows: list[Row]) -> dict[str, Figure]:
 
 def _draw_claim(axes, rows):
     ends = {row["system"]: row["perplexity"] for row in rows if row["change"] is None}
-    better = lambda row: row["perplexity"] < ends.get(row["system"], math.inf)  # noqa: E731
-    rows = [row for row in rows if row["change"] is None or better(row)]
+    better: dict[str, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: row["perplexity"]):
+        if row["change"] is not None and row["perplexity"] < ends.get(row["system"], math.inf):
+            better.setdefault(row["system"], []).append(row)
+    rows = [row for row in rows if row["change"] is None or row in better.get(row["system"], [])[:BEST]]
     others = sorted({row["system"] for row in rows} - plot_style.MODELS.keys())
     for row in rows:
         text, color = plot_style.look(row["system"], others)
         changed = row["change"] is not None
-        label = f"{', '.join([text, *([row['change']] if changed else [])])} {row['perplexity']:.1f}"
+        label = f"{row['perplexity']:.1f}  {', '.join([text, *([row['change']] if changed else [])])}"
         points = [(step * row["tokens_per_step"] / 1e6, value) for step, value in row["curve"]]
         look = {"ls": "--", "lw": 0.9} if changed else {"ls": "-", "lw": 1.8}
         axes.plot(*zip(*points, strict=True), color=color, label=label, **look)
@@ -327,7 +333,7 @@ def _draw_claim(axes, rows):
         axes, min(row["perplexity"] for row in rows), max(value for row in rows for _, value in row["curve"])
     )
     axes.set_xlim(left=0)
-    plot_style.label_lines(axes, size=min(7.0, plot_style.FITTING / len(rows)))
+    plot_style.label_lines(axes, size=min(6.0, plot_style.FITTING / len(rows)))
 
 
 def learning_figures(rows: list[Row]) -> dict[str, Figure]:

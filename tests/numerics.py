@@ -111,3 +111,6 @@ FAINT |= {name: 0.03 for name in ("log_decay_rate", "mixer/log_decay_rate", "ste
 FAINT["step_projection/kernel"] = 0.01
 # The heads that weigh chunks read means of chunks as well, and act on a softmax over few.
 FAINT |= {f"offset_scale/gamma_sum_{head}": 0.1 for head in "qk"}
+# The heads of scores at the scale "paper_appendix", of key width 128: the other head is 0.02 z, where it is z at the
+# scale "normalized", and the scores are not divided by the root of the width.
+FAINT_AT_PAPERS_SCALE = {f"offset_scale/gamma_{head}": 0.02 * 128**0.5 for head in ("q", "k", "quad_q", "quad_k")}

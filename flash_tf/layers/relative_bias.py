@@ -9,7 +9,7 @@ from flash_tf.layers.common import normal
 from kernels_xla.common.rotary import relative_bias
 from kernels_xla.common.spec import Tensor
 
-STARTS = ("normal", "positive", "symmetric")
+STARTS = ("normal", "symmetric")
 
 
 @keras.saving.register_keras_serializable("flash_tf")
@@ -21,8 +21,8 @@ class RelativeBias(keras.layers.Layer):
 
     Args:
       width: r, even.
-      start: "normal", a and b from N(0, 0.02), as in the paper. "positive": b with the sign for which b[0] >= 0.
-        "symmetric": b = a, so that the bias starts largest at distance 0.
+      start: "normal": a and b are drawn from N(0, 0.02), as in the paper. "symmetric" [ours]: a is drawn and b = a, so
+        that the bias starts positive at distance 0, and smaller at all others.
       **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:
@@ -46,15 +46,10 @@ class RelativeBias(keras.layers.Layer):
 
     def build(self, input_shape: tuple | None = None) -> None:
         del input_shape
-        first, second = normal(), normal()  # an initializer gives the same numbers each time
-
-        def positive(shape, dtype=None):
-            a, b = first(shape, dtype), second(shape, dtype)
-            return b * ops.where(ops.sum(a * b) < 0, -1.0, 1.0)
-
-        of_b = {"normal": second, "positive": positive, "symmetric": first}[self.start]
+        first = normal()  # an initializer gives the same numbers each time
+        second = first if self.start == "symmetric" else normal()
         self.a = self.add_weight(name="a", shape=(self.width,), initializer=first)
-        self.b = self.add_weight(name="b", shape=(self.width,), initializer=of_b)
+        self.b = self.add_weight(name="b", shape=(self.width,), initializer=second)
         self.built = True
 
     def call(self, n: int) -> Tensor:

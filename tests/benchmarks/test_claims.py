@@ -118,6 +118,8 @@ def test_a_training_is_a_command_with_every_option_that_differs_from_the_config(
         "optimizer.learning_rate=0.001",
         "train.seed=0",
         "train.tokens_per_step=32768",
+        'model.mixer.scale="normalized"',
+        'model.mixer.bias_start="normal"',
         'model.mixer.parts="global"',
         "model.mixer.chunk_size=64",
         "model.mixer.relative_bias=false",

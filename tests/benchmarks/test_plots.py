@@ -237,8 +237,8 @@ def test_a_claim_shows_the_validation_of_the_first_seed_and_changes_for_the_bett
     rows += [{**rows[0], "change": name, "perplexity": end} for name, end in (("worse", 7.1), ("better", 7.0))]
     figure = plots.figures(write(tmp_path, rows, "claims"))["claim_length_h200"]
     points = [(2, 9), (4, 7)]
-    assert drawn(figure) == {name: points for name in ("FLASH 7.0", "FLASH, better 7.0", "mamba, chunk_64 8.0")}
-    assert drawn(figure, 1) == {"FLASH 7.0": points}
+    assert drawn(figure) == {name: points for name in ("7.0  FLASH", "7.0  FLASH, better", "8.0  mamba, chunk_64")}
+    assert drawn(figure, 1) == {"7.0  FLASH": points}
 
 
 def test_models_are_told_apart_by_colour():

@@ -142,6 +142,18 @@ def test_relative_bias_is_its_formula_of_the_distance_alone():
     assert sum(np.prod(w.shape) for w in assigned(RelativeBias(), None)[0].weights) == 256
 
 
+@pytest.mark.parametrize("kind", ["flash", "flash_weighted", "gau"])
+def test_a_symmetric_bias_starts_largest_at_distance_zero_and_a_normal_one_with_either_sign(kind):
+    def start(**options):
+        layer = MIXERS.build({"type": kind, "key_dim": 16, "scale": "paper_appendix", **options})
+        layer.build((1, 4, D))
+        return to_numpy(layer.bias(n=64))[0]
+
+    found = np.array([start(bias_start="symmetric") for _ in range(20)])
+    assert (found[:, 0] > 0).all() and (found.argmax(axis=1) == 0).all() and len(set(found[:, 0])) == 20
+    assert 0 < sum(start()[0] > 0 for _ in range(20)) < 20  # one sign alone: once in 500,000 runs
+
+
 BUCKETS = {  # of T5, by hand from its rule: causal or not, distance -> bucket
     True: {0: 0, 7: 7, 15: 15, 16: 16, 20: 17, 100: 30, 129: 31, 199: 31},
     False: {0: 0, 5: 5, 12: 9, 199: 15, -1: 17, -7: 23, -12: 25, -100: 31},
@@ -307,6 +319,7 @@ def test_a_block_adds_its_inner_layer_of_the_normalised_input(norm):
     lambda: ScaleNorm(epsilon=0),
     lambda: ScaledSinusoidalEmbedding(7),
     lambda: RelativeBias(7),
+    lambda: RelativeBias(start="x"),
     lambda: RotaryEmbedding(base=1.0),
     lambda: T5Bias(0),
     lambda: OffsetScale(["q"], gamma="zeros"),
