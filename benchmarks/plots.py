@@ -136,9 +136,7 @@ def step_figures(rows: list[Row]) -> dict[str, Figure]:
     task_of = lambda row: row["task"].removesuffix("_full_head")  # noqa: E731
     found = {}
     for task in sorted({task_of(row) for row in rows}):
-        own = [row for row in rows if task_of(row) == task]
-        if len({row["n"] for row in own}) > 1:  # a curve of one length is a point
-            found |= _figures_of_task(task, own)
+        found |= _figures_of_task(task, [row for row in rows if task_of(row) == task])
     return found
 
 
