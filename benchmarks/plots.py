@@ -331,7 +331,7 @@ def _draw_claim(axes, rows):
         axes, min(row["perplexity"] for row in rows), max(value for row in rows for _, value in row["curve"])
     )
     axes.set_xlim(left=0)
-    plot_style.label_lines(axes, size=min(6.0, plot_style.FITTING / len(rows)))
+    plot_style.label_lines(axes, size=min(5.6, plot_style.FITTING / len(rows)))
 
 
 def learning_figures(rows: list[Row]) -> dict[str, Figure]:

@@ -4,7 +4,7 @@ Source: FLASH (arXiv:2202.10447), section 2.2, Figure 2. FLASH, its variant with
 around their own attention: `out = W_o (u * attend(heads(z), v))` with `u, v, z = silu(W_i x)`.
 
 A unit is a layer with `head_names` and these options as attributes: `key_dim`, the width s of z; `expansion`, e / d;
-`gated`, whether u exists; `relative_bias`; and `scale`.
+`gated`, whether u exists; `relative_bias`, `bias_start` and `scale`.
 """
 
 from types import ModuleType
@@ -35,8 +35,8 @@ def check(unit: KernelMixer) -> None:
     if unit.bias_start not in STARTS:
         raise ValueError(f"{name}: bias_start must be one of {', '.join(STARTS)}, got {unit.bias_start!r}")
     if unit.bias_start != "normal" and (not unit.relative_bias or getattr(unit, "t5_bias", False)):
-        needed = "a relative bias of two vectors"
-        raise ValueError(f"{name}: bias_start {unit.bias_start!r} needs {needed}, got none")
+        needed, given = "relative_bias true and t5_bias false", (unit.relative_bias, getattr(unit, "t5_bias", False))
+        raise ValueError(f"{name}: bias_start {unit.bias_start!r} needs {needed}, got {given}")
     if getattr(unit, "chunk_size", 1) < 1:
         raise ValueError(f"{name} needs chunk_size >= 1, got {unit.chunk_size}")
 

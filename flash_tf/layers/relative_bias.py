@@ -22,7 +22,7 @@ class RelativeBias(keras.layers.Layer):
     Args:
       width: r, even.
       start: "normal": a and b are drawn from N(0, 0.02), as in the paper. "symmetric" [ours]: a is drawn and b = a, so
-        that the bias starts positive at distance 0, and smaller at all others.
+        that the bias starts positive at distance 0, and smaller at all others, equally on both sides.
       **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:

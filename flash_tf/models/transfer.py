@@ -7,7 +7,8 @@ import keras
 
 OF_BLOCKS = r"(mixer|feedforward)_\d+/|positions/"  # weights, by their path below the model's name
 MOST_NAMES = 6  # in a line
-UNSAID = {"name", "dtype", "trainable", "implementation", "causal"}  # options of mixers; the last is the model's kind
+# Options of mixers that leave the function as it is, and the model's kind.
+UNSAID = {"name", "dtype", "trainable", "implementation", "bias_start", "causal"}
 
 
 class Transfer(NamedTuple):

@@ -58,7 +58,7 @@ class MixedChunkAttention(gated_unit.ChunkedUnit):
         "paper_appendix" are lucidrains' FLASH-pytorch.
       rotary_heads: Heads that are rotated: "all"; "local", quad_q and quad_k of intra-chunk attention; or "none".
       bias_start: How the bias starts: "normal", as in the paper, or "symmetric"; see `RelativeBias`. With the scale
-        "paper_appendix", models with the second learn sooner (docs/claims.md).
+        "paper_appendix", models with the second learnt sooner (docs/claims.md).
       use_bias: Whether projections and heads have biases.
       implementation: How a training step computes attention and gate: "xla", as einsums; "pallas", by fused kernels on
         an NVIDIA GPU from Hopper on; or "auto", by fused kernels where they run and were measured to be faster. They

@@ -32,8 +32,7 @@ class WeightedChunks(gated_unit.ChunkedUnit):
       gated: Whether there is a gate; without it the values are 2e wide.
       relative_bias: Whether scores inside chunks get a learned Toeplitz bias, 256 parameters.
       scale: "normalized", or "paper_appendix" for relu(q k / c + bias)^2 inside chunks.
-      bias_start: How the bias starts: "normal", as in the paper, or "symmetric"; see `RelativeBias`. With the scale
-        "paper_appendix", models with the second learn sooner (docs/claims.md).
+      bias_start: How the bias starts: "normal", as in the paper, or "symmetric"; see `RelativeBias`.
       **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:

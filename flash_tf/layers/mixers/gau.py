@@ -34,8 +34,7 @@ class GatedAttentionUnit(KernelMixer):
       relative_bias: Whether scores get a learned Toeplitz bias, 256 parameters.
       scale: "normalized", or "paper_appendix"; see `kernels_xla.gau`.
       divisor: "position" (tokens seen), "length" (tokens of the document: the paper's, cannot decode), or a constant.
-      bias_start: How the bias starts: "normal", as in the paper, or "symmetric"; see `RelativeBias`. With the scale
-        "paper_appendix", models with the second learn sooner (docs/claims.md).
+      bias_start: How the bias starts: "normal", as in the paper, or "symmetric"; see `RelativeBias`.
       use_bias: Whether projections and heads have biases.
       **kwargs: Passed to `keras.layers.Layer`.
 
