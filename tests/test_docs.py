@@ -1,5 +1,6 @@
 """README and docs/: their words, their links, and the site that is built from them."""
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -7,8 +8,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 import flash_tf.layers
+from flash_tf import config
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -67,6 +70,29 @@ def test_every_file_of_the_package_that_is_named_exists(path):
 def test_every_public_layer_is_on_the_page_of_the_api():
     shown = re.findall(r"^::: flash_tf\.layers\.(\w+)$", (ROOT / "docs/api/layers.md").read_text("utf-8"), re.MULTILINE)
     assert sorted(shown) == sorted(dir(flash_tf.layers))
+
+
+def test_every_option_of_a_config_stands_with_its_default_on_its_page():
+    sections = {"The sections": config.Config, "data": config.DataConfig, "data.tokenizer": config.TokenizerConfig}
+    sections |= {"masking": config.MaskingConfig, "optimizer": config.OptimizerConfig}
+    sections |= {"optimizer.clip": config.ClipConfig, "train": config.TrainConfig, "profile": config.ProfileConfig}
+    sections |= {"evaluation": config.EvaluationConfig, "strategy": config.StrategyConfig}
+    parts = re.split(r"^## (.*)\n", (ROOT / "docs/config.md").read_text("utf-8"), flags=re.MULTILINE)[1:]
+    rows = {
+        name: re.findall(r"^\| (\**)`(\w+)`\**\s*\|\s*(?:`(.*?)`)?\s*\|", text, re.MULTILINE)
+        for name, text in zip(parts[::2], parts[1::2], strict=True)
+    }
+    found = {name: [(bool(bold), *row) for bold, *row in of_section] for name, of_section in rows.items()}
+    assert found == {name: [*map(_option, dataclasses.fields(section))] for name, section in sections.items()}
+
+
+def _option(field):
+    """Whether the option is needed, its name, and its default in YAML; a section has none."""
+    needed, default = field.default is dataclasses.MISSING, field.default
+    if needed or dataclasses.is_dataclass(default):
+        return needed, field.name, ""
+    value = list(default) if isinstance(default, tuple) else default
+    return needed, field.name, yaml.safe_dump(value, default_flow_style=True).partition("\n")[0]
 
 
 @pytest.mark.full
