@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Trains what the file lacks, and prints a table for each claim, task and length; 1 if a run failed."""
     args = _checked(result_files.parse(_parser(), arguments))
     status, rows = in_parallel.measured(args, "claims", _measure)
-    print(as_text([row for row in rows if row["claim"] in args.claims]))
+    print(as_text([row for row in rows if row["claim"] in args.claims and _asked(row, args)]))
     return status
 
 
@@ -52,7 +52,7 @@ def _measure(args, progress):
     complete = True
     for claim in args.claims:
         progress.line(f"{claim}: {CLAIMS[claim]['says']}, on {where}")
-        cases = [case for case in claims_plan.planned(claim) if _asked(case, args)]
+        cases = [case for case in claims_plan.planned(claim) if _asked(case._asdict(), args)]
         if "choose" in CLAIMS[claim]:
             short = [case for case in claims_plan.choosing(claim) if _pair(case) in {*map(_pair, cases)}]
             complete &= _train(short, args, results, progress)
@@ -62,10 +62,11 @@ def _measure(args, progress):
     return int(not complete)
 
 
-def _asked(case, args):
-    """Whether the arguments ask for a case."""
-    given = {"name": args.of, "task": args.tasks, "length": args.lengths}
-    return all(not values or getattr(case, name) in values for name, values in given.items())
+def _asked(about, args):
+    """Whether the arguments ask for a case, or for a row, by what it is about."""
+    name = "-".join(filter(None, (about["system"], about["change"])))
+    chosen = ((name, args.of), (about["task"], args.tasks), (about["length"], args.lengths))
+    return all(not values or value in values for value, values in chosen)
 
 
 def _pair(case):

@@ -25,6 +25,7 @@ from flash_tf.registry import hint
 TASKS = {"mqar": "recall/transformer_plus_plus", "selective_copying": "recall/selective_copying_mamba"}
 OTHER = ("copying_mamba", "induction_mamba", "selective_copying_mamba")  # whose data differs, not the system
 RATES = (1e-3, 3e-3)
+WIDTH = 128
 MEASURED = ("task", "length", "pairs", "examples", "width", "system")  # what a row is about
 COLUMNS = ("system", "width", "accuracy", "whole answers", "rate", "parameters", "state bytes", "seconds")
 WIDTHS = (24, 7, 10, 15, 8, 12, 13, 9)
@@ -34,7 +35,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Trains what the file lacks, and prints a table for each size of the task and width; 1 if a run failed."""
     args = _checked(result_files.parse(_parser(), arguments))
     status, rows = in_parallel.measured(args, "recall", _measure)
-    rows = [row for row in rows if row["task"] == args.task]
+    asked = {"task": [args.task], "width": args.widths, "system": args.systems}
+    asked |= {name: [value] for name in ("length", "pairs", "examples") if (value := getattr(args, name)) is not None}
+    rows = [row for row in rows if all(not values or row[name] in values for name, values in asked.items())]
     print(as_text(list({tuple(row[name] for name in ("device", *MEASURED)): row for row in rows}.values())))
     return status
 
@@ -57,7 +60,11 @@ def _measure(args, progress):
     data = _data(args)
     asked = {"task": args.task, **{name: data[name] for name in ("length", "pairs", "examples")}, "seed": args.seed}
     rates = [f"{rate:g}" for rate in args.rates]
-    cases = [{**asked, "width": width, "system": system} for width in args.widths for system in args.systems or known]
+    cases = [
+        {**asked, "width": width, "system": system}
+        for width in args.widths or [WIDTH]
+        for system in args.systems or known
+    ]
     cases = [case for case in cases if not results.has(**case, rates=rates)]
     runs = [[training(case, rate, data["overrides"], args) for rate in args.rates] for case in cases]
     progress.line(f"{len(cases)} systems at {len(rates)} learning rates, on {where}")
@@ -169,7 +176,7 @@ def _parser():
     parser.add_argument("--length", type=int, metavar="N", help="words of an example (default: the config's)")
     parser.add_argument("--pairs", type=int, metavar="N", help="pairs, or words to copy (default: the config's)")
     parser.add_argument("--examples", type=int, metavar="N", help="examples of a step (default: the config's)")
-    parser.add_argument("--widths", nargs="+", type=int, default=[128], metavar="N", help="of models (default 128)")
+    parser.add_argument("--widths", nargs="+", type=int, metavar="N", help=f"of models (default {WIDTH})")
     parser.add_argument("--rates", nargs="+", type=float, default=RATES, metavar="RATE", help="default 0.001 0.003")
     parser.add_argument("--systems", nargs="+", metavar="SYSTEM", help="configs of recall (default: all)")
     parser.add_argument("--seed", type=int, default=0)

@@ -116,9 +116,20 @@ def test_a_start_from_mixers_of_another_function_is_said():
     source, mixer = model_of(MaskedLM, STACK), {**MIXER, "scale": "paper_appendix"}
     same = {"implementation": "xla", "bias_start": "symmetric"}  # which leave the function as it is
     model = model_of(Classifier, mixer={**mixer, **same})
-    said = "; the mixers differ in scale (normalized there, paper_appendix here)"
+    said = "; the models differ in scale (normalized there, paper_appendix here)"
     assert str(model.init_from(source)).endswith(said)
     assert "differ" not in str(model_of(Classifier).init_from(source))
+
+
+def test_a_start_from_a_model_of_another_function_is_said():
+    feedforward = {"feedforward": {"type": "glu"}, "mixer": {"type": "parallel", "mixers": [MIXER, {"type": "gau"}]}}
+    source, other = model_of(MaskedLM, STACK, **feedforward), {"type": "glu", "activation": "silu"}
+    said = str(model_of(Classifier, **feedforward, post_norm=True).init_from(source))
+    assert said.endswith("; the models differ in post_norm (False there, True here)")
+    mixers = [MIXER, {"type": "gau", "scale": "paper_appendix", "bias_start": "symmetric"}]
+    model = model_of(Classifier, feedforward=other, mixer={"type": "parallel", "mixers": mixers})
+    differ = "scale (normalized there, paper_appendix here), activation (gelu there, silu here)"
+    assert str(model.init_from(source)).endswith(f"; the models differ in {differ}")
 
 
 def test_a_model_of_another_mixer_takes_what_fits_and_says_what_does_not():

@@ -3,6 +3,7 @@
 import functools
 import inspect
 import itertools
+import re
 from collections.abc import Callable
 
 import keras
@@ -94,11 +95,16 @@ def options(layer: keras.layers.Layer) -> dict:
 def quantized(layer: keras.layers.Layer) -> dict:
     """The `dtype` of a layer that holds quantized ones, by their paths; empty if there are none.
 
-    With it the constructor makes those layers quantized, so that they can read their weights from a file.
+    With it the constructor makes those layers quantized, so that they can read their weights from a file. A path begins
+    at the layer: what is around it when the file is loaded, a `keras.Sequential` say, may have no name yet.
     """
     own_policies(layer)
-    inside = {one.path: one.dtype_policy for one in layer._flatten_layers(include_self=False) if one.quantization_mode}
-    return {"dtype": DTypePolicyMap(_policy(layer), inside)} if inside else {}
+    inside = [one for one in layer._flatten_layers(include_self=False) if one.quantization_mode]
+    if not inside:
+        return {}
+    around = layer.path.removesuffix(layer.name)
+    policies = {f"(.*/)?{re.escape(one.path.removeprefix(around))}": one.dtype_policy for one in inside}
+    return {"dtype": DTypePolicyMap(_policy(layer), policies)}
 
 
 def own_policies(layer: keras.layers.Layer) -> None:

@@ -35,8 +35,8 @@ def check(unit: KernelMixer) -> None:
     if unit.bias_start not in STARTS:
         raise ValueError(f"{name}: bias_start must be one of {', '.join(STARTS)}, got {unit.bias_start!r}")
     if unit.bias_start != "normal" and (not unit.relative_bias or getattr(unit, "t5_bias", False)):
-        needed, given = "relative_bias true and t5_bias false", (unit.relative_bias, getattr(unit, "t5_bias", False))
-        raise ValueError(f"{name}: bias_start {unit.bias_start!r} needs {needed}, got {given}")
+        given = f"relative_bias {unit.relative_bias}, t5_bias {getattr(unit, 't5_bias', False)}"
+        raise ValueError(f"{name}: bias_start {unit.bias_start!r} needs relative_bias True, t5_bias False, got {given}")
     if getattr(unit, "chunk_size", 1) < 1:
         raise ValueError(f"{name} needs chunk_size >= 1, got {unit.chunk_size}")
 

@@ -5,10 +5,13 @@ from typing import NamedTuple
 
 import keras
 
+from flash_tf.layers.mixers.parallel import Parallel
+
 OF_BLOCKS = r"(mixer|feedforward)_\d+/|positions/"  # weights, by their path below the model's name
 MOST_NAMES = 6  # in a line
-# Options of mixers that leave the function as it is, and the model's kind.
-UNSAID = {"name", "dtype", "trainable", "implementation", "bias_start", "causal"}
+OF_THE_FUNCTION = ("norm", "norm_epsilon", "post_norm", "embedding_norm", "position_embedding")  # options of models
+# Options of layers that leave the function as it is, the model's kind, and mixers that are compared one by one.
+UNSAID = {"name", "dtype", "trainable", "implementation", "bias_start", "causal", "mixers"}
 
 
 class Transfer(NamedTuple):
@@ -18,8 +21,8 @@ class Transfer(NamedTuple):
       loaded: Weights that both models have.
       fresh: Weights of the new model alone, which stay as they were.
       left: Weights of the source alone.
-      options: Options of mixers of one type that differ, with the values of the source and of the new model. The new
-        model computes another function with the same weights.
+      options: Options of the models, and of their layers of one type, that differ, with the values of the source and of
+        the new model. The new model computes another function with the same weights.
     """
 
     loaded: list[str]
@@ -31,7 +34,7 @@ class Transfer(NamedTuple):
         fresh = f"; not loaded: {_listed(self.fresh)}" if self.fresh else ""
         left = f"; left behind: {_listed(self.left)}" if self.left else ""
         differ = [f"{name} ({theirs} there, {ours} here)" for name, (theirs, ours) in self.options.items()]
-        options = f"; the mixers differ in {', '.join(differ)}" if differ else ""
+        options = f"; the models differ in {', '.join(differ)}" if differ else ""
         return f"{len(self.loaded)} weights loaded{fresh}{left}{options}"
 
 
@@ -69,14 +72,21 @@ def transfer(source: keras.Model, model: keras.Model) -> Transfer:
 
 
 def _options(source, model):
-    """The options of function in which mixers of one type differ, each with its values."""
-    found = {}
-    for theirs, ours in zip(source.mixers, model.mixers, strict=False):
+    """The options of function in which models and their layers of one type differ, each with its values."""
+    values = {name: (getattr(source, name), getattr(model, name)) for name in OF_THE_FUNCTION}
+    found = {name: pair for name, pair in values.items() if pair[0] != pair[1]}
+    for theirs, ours in zip(_layers(source), _layers(model), strict=False):
         if type(theirs) is type(ours):
             configs = theirs.get_config(), ours.get_config()
             names = [name for name in configs[1] if name not in UNSAID and configs[0][name] != configs[1][name]]
             found |= {name: (configs[0][name], configs[1][name]) for name in names}
     return found
+
+
+def _layers(model):
+    """The mixers and feed-forward layers of a model, in their order."""
+    inside = [block.inner for block in model.blocks]
+    return [part for one in inside for part in (one.parts if isinstance(one, Parallel) else [one])]
 
 
 def _listed(names):

@@ -176,6 +176,8 @@ class Profiler:
 class Signals:
     """SIGTERM, SIGINT and SIGHUP save and end the run after the current loop. A second one ends it without saving.
 
+    An error of an evaluation saves the run too, as its steps are done.
+
     Python runs its handlers when TensorFlow returns, after the loop. The system's own handler wakes a thread at once.
     That thread tells the user that a signal has come, and stops the wait for data, which may last until all text is
     tokenised. Of several workers, all stop at the step at which one of them has received a signal.
@@ -205,11 +207,12 @@ class Signals:
         self._give_back()
         self._told.close()  # which ends the thread
         self._teller.join()
-        if self._received and isinstance(error, Exception) and not self._saved:
+        if isinstance(error, Exception) and not self._saved and (self._received or self._evaluating):
             between_steps = self._trainer.reading or self._evaluating
             if between_steps and int(self._trainer.global_step.numpy()):
                 self._save()
-            raise Interrupted(self._received) from error
+            if self._received:
+                raise Interrupted(self._received) from error
 
     @contextlib.contextmanager
     def evaluation(self) -> Iterator[None]:

@@ -118,7 +118,7 @@ def _run(model_dir):
         if not epath.Path(f"{model_dir}/{CONFIG}").exists():
             raise ValueError(f"{model_dir} has checkpoints or records but no {CONFIG}: use another --model-dir")
         return {"config": configs.to_mapping(load_config(model_dir))}
-    for name in (CONFIG, *TOKENIZERS):
+    for name in (CONFIG, VERSIONS, EVALUATIONS, *TOKENIZERS):
         if epath.Path(f"{model_dir}/{name}").exists():
             raise ValueError(f"{model_dir} has a {name} that no run wrote: use another --model-dir")
     return {}

@@ -235,3 +235,11 @@ def test_variants_are_trained_once_on_text_that_is_tokenised_once(tmp_path, caps
     assert claims.main(flags) == 0
     assert result_files.read(file) == rows
     assert "flash, n_256" in capsys.readouterr().out
+
+
+def test_a_table_has_the_rows_that_are_asked_for(capsys):
+    flags = ["--table", "--claims", "masked_learning", "--of", "flash_quad", "flash-appendix_scale"]
+    assert claims.main(flags) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines[2:]] == ["flash, appendix_scale", "flash_quad"]
+    assert claims.main([*flags, "--tasks", "lm"]) == 0 and not capsys.readouterr().out.strip()

@@ -15,7 +15,7 @@ def loaded(system, *flags):
     args = parsed(*flags)
     data = recall._data(args)
     case = {name: data[name] for name in ("length", "pairs", "examples")}
-    case |= {"task": args.task, "width": args.widths[0]}
+    case |= {"task": args.task, "width": (args.widths or [recall.WIDTH])[0]}
     run = recall.training({**case, "system": system}, 1e-3, data["overrides"], args)
     return config.load(run.config, run.overrides)
 
@@ -132,3 +132,10 @@ def test_the_time_of_a_run_is_of_its_steps(tmp_path):
         '{"tokens_per_second": 32768.0}\n' * 3 + '{"tokens_per_second": 16384.0}\n'
     )
     assert in_parallel.seconds(run) == 5.0
+
+
+def test_a_table_has_the_rows_that_are_asked_for(capsys):
+    assert recall.main(["--table", "--systems", "flash", "--length", "64"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("mqar, length 64, ") and [line.split()[0] for line in lines[2:]] == ["flash"]
+    assert recall.main(["--table", "--widths", "7"]) == 0 and not capsys.readouterr().out.strip()

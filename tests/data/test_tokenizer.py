@@ -135,7 +135,7 @@ def test_a_text_too_small_for_the_vocabulary_is_an_error_that_says_how_many_piec
         Tokenizer.train(iter([text]), 8000)
     possible = int(str(error.value).split(": ")[1].split()[0])
     assert Tokenizer.train(iter([text]), possible).vocabulary_size == possible
-    with pytest.raises(ValueError, match="9 pieces are too few for the text's characters: [0-9]+ are needed"):
+    with pytest.raises(ValueError, match="9 pieces are too few for this text: [0-9]+ are needed"):
         Tokenizer.train(iter([text]), 9)
     for nothing in ([], [" \n"]):
         with pytest.raises(ValueError, match="cannot be trained on no text"):

@@ -24,6 +24,7 @@ from tests.numerics import FLOAT32, relative_error
 from tests.training import runs
 
 SECTIONS = models.sections()
+UNIT = {"key_dim": 8, "chunk_size": 4}
 IDS = np.random.default_rng(2).integers(4, 100, (2, 21)).astype("int32")
 READ = """
 import pickle, sys
@@ -129,12 +130,21 @@ def test_a_quantized_model_is_the_same_after_two_saves_and_loads(mode, tmp_path)
         type(model).from_preset(str(tmp_path / "preset"), dtype="bfloat16")
 
 
-@pytest.mark.full
-def test_quantized_layers_of_a_model_of_keras_are_the_same_after_two_saves_and_loads(tmp_path):
+def functional():
     inputs = keras.Input((None, 16))
-    unit = {"key_dim": 8, "chunk_size": 4}
-    x = ResidualBlock(MixedChunkAttention(**unit))(inputs)
-    model = quantized(keras.Model(inputs, keras.layers.Dense(3)(GLU()(x))), "int8")
+    x = ResidualBlock(MixedChunkAttention(**UNIT))(inputs)
+    return keras.Model(inputs, keras.layers.Dense(3)(GLU()(x)))
+
+
+def sequential():
+    return keras.Sequential([keras.Input((None, 16)), ResidualBlock(MixedChunkAttention(**UNIT)), GLU()])
+
+
+@pytest.mark.parametrize("make", tiers.thinned([functional, sequential], sequential))
+def test_quantized_layers_of_a_model_of_keras_are_the_same_after_two_saves_and_loads(make, tmp_path):
+    model = make()
+    model(np.zeros((1, 4, 16), "float32"))
+    quantized(model, "int8")
     x = np.random.default_rng(3).normal(size=(2, 11, 16)).astype("float32")
     want = to_numpy(model(x))
     for name in ("once.keras", "twice.keras"):

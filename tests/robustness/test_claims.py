@@ -82,7 +82,7 @@ def test_a_run_of_a_version_without_fingerprints_is_known_by_its_config(copy):
     assert "has checkpoints or records but no config.yaml: use another" in refused(copy)
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "tokenizer.model"])
+@pytest.mark.parametrize("name", ["config.yaml", "tokenizer.model", "versions.json", "evaluations.jsonl"])
 def test_files_that_no_run_wrote_are_left_alone(tmp_path, name):
     runs.corpus(tmp_path)
     runs.write(tmp_path)

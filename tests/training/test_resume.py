@@ -98,6 +98,17 @@ def test_a_signal_during_an_evaluation_saves_its_step_and_the_same_command_evalu
     assert f"going on from step {steps}" in shown and f"step {steps}  validation loss" in shown
 
 
+def test_an_error_of_an_evaluation_loses_no_step(tmp_path):
+    runs.corpus(tmp_path)
+    path, text = runs.write(tmp_path, train={"checkpoint_every": 100}), (tmp_path / "validation.txt").read_bytes()
+    (tmp_path / "validation.txt").write_bytes(text[:-3] + b"\xff" + text[-2:])  # of one size: the same text, mended
+    with pytest.raises(ValueError, match="validation.txt needs UTF-8 text, got byte 0xff"):
+        runs.train(path, tmp_path / "run")
+    (tmp_path / "validation.txt").write_bytes(text)
+    shown = runs.train(path, tmp_path / "run")
+    assert "going on from step 4" in shown and "step 4  validation loss" in shown
+
+
 def kill():
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -232,7 +232,7 @@ def _why_training_failed(message, vocabulary_size):
     if possible := re.search(r"too high .*<= (\d+)", message):
         return sampling.TooSmallError(vocabulary_size, int(possible[1]))
     if required := re.search(r"(?:required_chars|smaller than).*?\. \d+ vs (\d+)", message):
-        return ValueError(f"{vocabulary_size} pieces are too few for the text's characters: {required[1]} are needed")
+        return ValueError(f"{vocabulary_size} pieces are too few for this text: {required[1]} are needed")
     if "sentences_.empty()" in message:
         return ValueError("a tokenizer cannot be trained on no text")
     return ValueError(f"a tokenizer of {vocabulary_size} pieces cannot be trained: {message}")
