@@ -34,8 +34,9 @@ def check(unit: KernelMixer) -> None:
         raise ValueError(f"{name}: scale must be 'normalized' or 'paper_appendix', got {unit.scale!r}")
     if unit.bias_start not in STARTS:
         raise ValueError(f"{name}: bias_start must be one of {', '.join(STARTS)}, got {unit.bias_start!r}")
-    if unit.bias_start != "normal" and (not unit.relative_bias or getattr(unit, "t5_bias", False)):
-        given = f"relative_bias {unit.relative_bias}, t5_bias {getattr(unit, 't5_bias', False)}"
+    t5 = getattr(unit, "t5_bias", False)
+    if unit.bias_start != "normal" and (t5 or not unit.relative_bias):
+        given = f"relative_bias {unit.relative_bias}, t5_bias {t5}"
         raise ValueError(f"{name}: bias_start {unit.bias_start!r} needs relative_bias True, t5_bias False, got {given}")
     if getattr(unit, "chunk_size", 1) < 1:
         raise ValueError(f"{name} needs chunk_size >= 1, got {unit.chunk_size}")

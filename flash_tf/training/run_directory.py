@@ -148,10 +148,12 @@ def _compare(model_dir, run, now, extends=False):
     changed = [one for one in changed if not one[0].startswith(MAY_CHANGE + (EXTENDED if extends else ()))]
     if changed:
         key, old, new = changed[0]
+        longer = key == "train.steps" and new > old
+        instead = " --extend STEPS` to train it longer" if longer else "` to continue it"
         raise ValueError(
             f"{model_dir} holds a run with {key} = {_short(old)}, this one has {_short(new)}"
             f"{f' (and {len(changed) - 1} more options differ)' if len(changed) > 1 else ''}; "
-            f"use another --model-dir, or `flash-tf train {model_dir}` to continue it"
+            f"use another --model-dir, or `flash-tf train {model_dir}{instead}"
         )
 
 
