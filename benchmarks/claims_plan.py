@@ -110,6 +110,10 @@ def options(case: Case, steps: int | None = None) -> dict[str, Any]:
     given = {"data.sequence_length": case.length, "optimizer.learning_rate": case.rate, "train.seed": case.seed}
     given = {**TABLE["set"], **given, **plan["set"], **system, **TABLE["changes"].get(case.change, {})}
     steps = steps or case.tokens // given["train.tokens_per_step"]
+    if "at_once" in plan:
+        given["train.accumulate"] = given["train.tokens_per_step"] // max(
+            plan["at_once"], given["data.sequence_length"]
+        )
     made = {
         "optimizer.warmup_steps": round(plan.get("warmup", TABLE["warmup"]) * steps),
         "train.steps": steps,
