@@ -57,6 +57,8 @@ def _measure(args, progress):
             short = [case for case in claims_plan.choosing(claim) if _pair(case) in {*map(_pair, cases)}]
             complete &= _train(short, args, results, progress)
             rates = _chosen(claim, [*results.before, *results.rows])
+            for task, system in sorted({*map(_pair, cases)} - rates.keys()):
+                progress.line(f"{system}, {task}: not trained, because a run that chooses its rate has failed")
             cases = [case._replace(rate=rates[_pair(case)]) for case in cases if _pair(case) in rates]
         complete &= _train(cases, args, results, progress)
     return int(not complete)
@@ -171,12 +173,13 @@ def _found(run, timed):
 
 
 def _chosen(claim, rows):
-    """The best rate of each task and system, of the short runs that ended."""
+    """The best rate of each task and system whose short runs have all ended."""
     tokens, found = CLAIMS[claim]["choose"]["tokens"], {}
     for row in rows:
         if (row["claim"], row["tokens"]) == (claim, tokens):
             found.setdefault((row["task"], row["system"]), {})[row["learning_rate"]] = row["perplexity"]
-    return {pair: min(of_rates, key=of_rates.get) for pair, of_rates in found.items()}
+    tried = {*CLAIMS[claim]["rates"]}
+    return {pair: min(rates, key=rates.get) for pair, rates in found.items() if rates.keys() >= tried}
 
 
 def as_text(rows: list[dict]) -> str:

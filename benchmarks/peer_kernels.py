@@ -5,7 +5,7 @@
 It needs PyTorch with CUDA and fla, and nothing of this package but `benchmarks`. The kernels have the names of
 `benchmarks.kernels` and append to the same file, with the backend `fla`: gated linear attention, retention, and
 linear attention with its normalizer. `softmax_attention` is PyTorch's own, for scale. All are causal. Inputs are
-normal, those of linear attention uniform from 0 to 1, and gates are sigmoids of normal numbers around 3. A time is the
+normal, for linear attention uniform from 0 to 1, and gates are sigmoids of normal numbers around 3. A time is the
 host's, until the device has finished.
 """
 

@@ -25,8 +25,9 @@ def describe(config: Config, model: keras.Model, predicted: int) -> dict:
       `tokenizer`, its file or the kind that is trained; `parameters`, the trainable ones; `forward_flops_per_token` and
       `training_flops_per_token` (three times as many; causal attention counts half, recomputation does not count);
       `decode_state_bytes` of one sequence of this length, in bfloat16 with float32 sums, null if the model does not
-      decode; `activation_bytes_per_step`, an estimate for the global batch; `weight_and_optimizer_bytes`, in float32,
-      with weights that are not trained; `hosts`, the addresses of `strategy.workers`, null if the config names none.
+      decode; `activation_bytes`, an estimate for one micro-batch of each replica; `weight_and_optimizer_bytes`, in
+      float32, with weights that are not trained; `hosts`, the addresses of `strategy.workers`, null if the config names
+      none.
     """
     n, tokenizer = config.data.sequence_length, config.data.tokenizer
     forward = model.flops(n, predicted) / n
@@ -43,7 +44,9 @@ def describe(config: Config, model: keras.Model, predicted: int) -> dict:
         "forward_flops_per_token": round(forward),
         "training_flops_per_token": round(3 * forward),
         "decode_state_bytes": model.decode_state_bytes(n),
-        "activation_bytes_per_step": config.batch_size * model.activation_bytes(n, predicted, itemsize),
+        "activation_bytes": config.batch_size
+        // config.train.accumulate
+        * model.activation_bytes(n, predicted, itemsize),
         "weight_and_optimizer_bytes": weight_and_optimizer_bytes(model),
         "hosts": workers if isinstance(workers := config.strategy.workers, list) else None,
     }
@@ -85,7 +88,7 @@ def as_text(described: dict) -> str:
         ("FLOPs per token", f"{d['forward_flops_per_token'] / 1e6:,.1f} M forward, "
          f"{d['training_flops_per_token'] / 1e6:,.1f} M training"),
         ("decode state", "does not decode" if state is None else f"{_bytes(state)} a sequence"),
-        ("activations", f"{_bytes(d['activation_bytes_per_step'])} a step over all replicas, estimated"),
+        ("activations", f"{_bytes(d['activation_bytes'])} at a time over all replicas, estimated"),
         ("weights, optimizer", f"{_bytes(d['weight_and_optimizer_bytes'])} on each replica"),
     ]  # fmt: skip
     if d["hosts"]:

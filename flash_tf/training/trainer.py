@@ -87,7 +87,9 @@ class TrainStep:
         self._seed_dropout(step, context)
         share = self.config.batch_size // context.num_replicas_in_sync  # several workers' input has no static shape
         batch = {name: tf.ensure_shape(x, [x.shape[0] or share, *x.shape[1:]]) for name, x in batch.items()}
-        sums = update.accumulated(lambda part, _: self._gradients(part), batch, self.config.train.accumulate)
+        zeros = [tf.zeros_like(variable) for variable in self._variables], tf.zeros([]), tf.zeros([])
+        parts = self.config.train.accumulate
+        sums = update.accumulated(lambda part, _: self._gradients(part), batch, parts, zeros, _one_after_the_other)
         gradients, norm, loss, tokens = update.clipped_mean(
             self.config.optimizer.clip,
             *sums,
@@ -113,6 +115,12 @@ class TrainStep:
         draws = (tf.cast(step, tf.int64) * context.num_replicas_in_sync + replica) * train.accumulate
         for i, state in enumerate(self.seeds):
             state.value.assign(tf.cast(update.dropout_seed(train.seed, i, draws), state.value.dtype))
+
+
+def _one_after_the_other(lower, upper, body, init):
+    """`keras.ops.fori_loop`. Where XLA does not compile that loop, TensorFlow may run ten iterations at a time."""
+    turn = lambda i, sums: (i + 1, body(i, sums))  # noqa: E731
+    return tf.while_loop(lambda i, _: i < upper, turn, (tf.constant(lower), init), parallel_iterations=1)[1]
 
 
 class Trainer(orbit.AbstractTrainer):

@@ -116,20 +116,33 @@ def _clipped_by_layer(names, gradients, most, norm_of):
     return [g * shares[layer] for g, layer in zip(gradients, layers, strict=True)]
 
 
-def accumulated(gradients_of: Callable[[Any], Any], batch: dict[str, Tensor], accumulate: int) -> Any:
+def accumulated(
+    gradients_of: Callable[[dict[str, Tensor], Any], Any],
+    batch: dict[str, Tensor],
+    accumulate: int,
+    zeros: Any,
+    fori_loop: Callable = ops.fori_loop,
+) -> Any:
     """Sums of what `gradients_of(part, i)` gives for each of `accumulate` equal parts of a replica's batch.
 
+    The parts take turns in a loop. One after the other in the program, they would be compiled as often, and XLA could
+    have them in memory together.
+
     Args:
-      gradients_of: From a part and its number to the same structure of tensors for each.
+      gradients_of: From a part and its number to some structure of tensors.
       batch: The replica's windows.
       accumulate: The number of parts.
+      zeros: That structure, with zeros.
+      fori_loop: Runs the loop, with the arguments of `keras.ops.fori_loop`.
     """
-    parts = {name: ops.split(x, accumulate) for name, x in batch.items()} if accumulate > 1 else {}
-    sums = gradients_of({name: x[0] for name, x in parts.items()} if parts else batch, 0)
-    for i in range(1, accumulate):
-        more = gradients_of({name: x[i] for name, x in parts.items()}, i)
-        sums = keras.tree.map_structure(lambda x, y: x + y, sums, more)
-    return sums
+    if accumulate == 1:
+        return gradients_of(batch, 0)
+    parts = {name: ops.reshape(x, (accumulate, -1, *x.shape[1:])) for name, x in batch.items()}
+
+    def add(i, sums):
+        return keras.tree.map_structure(lambda x, y: x + y, sums, gradients_of({n: x[i] for n, x in parts.items()}, i))
+
+    return fori_loop(0, accumulate, add, zeros)
 
 
 def dropout_seed(seed: int, layer: int, draws: Tensor) -> Tensor:

@@ -153,6 +153,8 @@ def test_the_best_rate_of_the_short_runs_is_taken_and_the_longest_texts_are_left
     rows.append({**rows[0], "tokens": 86_000_000, "perplexity": 1.0})
     pairs = [(task, system) for task in ("lm", "mlm") for system in ("flash", "transformer_plus_plus")]
     assert claims._chosen("title", rows) == dict.fromkeys(pairs, 1.4e-3)
+    assert rows[0]["system"] == "transformer_plus_plus"  # without this row its rates are not compared
+    assert claims._chosen("title", rows[1:-1]) == dict.fromkeys(pairs[:1] + pairs[2:], 1.4e-3)
     planned = claims_plan.planned("title")
     assert {case.length for case in planned if case.system == "flash_quad"} == {512, 2048, 8192}
     assert {(case.system, case.length) for case in planned if case.seed} == {

@@ -141,6 +141,11 @@ def test_a_config_is_described_at_full_size_without_allocating_a_weight(name):
     assert all(variable._value is None for variable in model.variables)
 
 
+def test_micro_batches_divide_the_activations():
+    whole, quarter = (described("mlm_c4/flash", [f"train.accumulate={n}"])[2]["activation_bytes"] for n in (1, 4))
+    assert whole == 4 * quarter > 2**37
+
+
 @pytest.mark.full
 def test_a_model_built_in_full_has_the_parameters_and_bytes_that_were_described():
     _, _, said = described("mlm_c4/flash")

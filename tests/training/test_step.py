@@ -1,5 +1,6 @@
 """The training step on every backend: the same losses, norms and masks from the same weights and windows."""
 
+import re
 import types
 import zlib
 
@@ -67,9 +68,7 @@ def batch(step, overlap, packing):
     return {"tokens": tokens, "window": window, **segments}
 
 
-def curve_of_tensorflow(wanted, objective):
-    import tensorflow as tf
-
+def step_of_tensorflow(wanted, objective):
     from flash_tf.training.optimizer import AdamW
     from flash_tf.training.trainer import TrainStep
 
@@ -77,12 +76,30 @@ def curve_of_tensorflow(wanted, objective):
     for v in model.weights:
         v.assign(weight(v.path, v.shape))
     optimizer = AdamW(wanted.optimizer, wanted.train.steps, {v.path: v.value for v in model.trainable_variables})
-    step = TrainStep(model, objective, optimizer, wanted)
+    return TrainStep(model, objective, optimizer, wanted)
+
+
+def curve_of_tensorflow(wanted, objective):
+    import tensorflow as tf
+
+    step = step_of_tensorflow(wanted, objective)
     batches = (batch(i, objective.overlap, wanted.data.packing) for i in range(3))
     return [step({k: tf.constant(x) for k, x in one.items()}, tf.constant(i)).numpy() for i, one in enumerate(batches)]
 
 
-def curve_of_jax(wanted, objective):
+def program_of_tensorflow(wanted, objective):
+    """The names of the step's operators, also in its loops."""
+    import tensorflow as tf
+
+    step = tf.function(step_of_tensorflow(wanted, objective), autograph=False)
+    given = {k: tf.constant(x) for k, x in batch(0, objective.overlap, wanted.data.packing).items()}
+    graph = step.get_concrete_function(given, tf.constant(0)).graph.as_graph_def()
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    return sorted(node.op for node in nodes)
+
+
+def step_of_jax(wanted, objective):
+    """The step and its first state."""
     import jax
 
     from flash_tf import model_stats
@@ -94,12 +111,22 @@ def curve_of_jax(wanted, objective):
     step = Step(model, objective, wanted, make_mesh(wanted.strategy))
     weights = {v.path for v in model.weights}
     new = {name: weight(name, shape) if name in weights else np.zeros(shape) for name, shape in step.shapes.items()}
-    new = {name: x.astype(np.float32) for name, x in new.items()}
-    state, records = jax.device_put(new, step.shardings), []
+    return step, jax.device_put({name: x.astype(np.float32) for name, x in new.items()}, step.shardings)
+
+
+def curve_of_jax(wanted, objective):
+    (step, state), records = step_of_jax(wanted, objective), []
     for i in range(3):
         state, record = step.run(state, batch(i, objective.overlap, wanted.data.packing), np.uint32(i))
         records.append(np.asarray(record))
     return records
+
+
+def program_of_jax(wanted, objective):
+    """The names of the step's operators, also in its loops."""
+    step, state = step_of_jax(wanted, objective)
+    given = batch(0, objective.overlap, wanted.data.packing)
+    return sorted(re.findall(r"= \"?(\w+\.\w+)", step.run.lower(state, given, np.uint32(0)).as_text()))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -110,3 +137,16 @@ def test_three_steps_have_the_losses_and_norms_that_they_have_on_tensorflow(name
     curve_of = curve_of_jax if keras.backend.backend() == "jax" else curve_of_tensorflow
     found = [tuple(float(x) for x in record[:2]) for record in curve_of(wanted, objective)]
     np.testing.assert_allclose(found, golden, rtol=numerics.FLOAT32_RUN)
+
+
+def test_more_micro_batches_do_not_make_a_larger_program():
+    """Else XLA compiles the model once for each, and may have all in memory together."""
+
+    def program(parts):
+        wanted = experiment({**CASES["masked"][0], "train": {"accumulate": parts}})
+        objective = OBJECTIVES[wanted.model["type"]](wanted, TOKENIZER)
+        return (program_of_jax if keras.backend.backend() == "jax" else program_of_tensorflow)(wanted, objective)
+
+    two, four = len(program(2)), len(program(4))
+    assert two > 500
+    assert four < 1.05 * two  # a micro-batch of one row has some operators less

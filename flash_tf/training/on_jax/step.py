@@ -156,7 +156,9 @@ class Step:
         several = replicas > 1
         replica = jax.lax.axis_index(DATA).astype(jnp.uint32) if several else jnp.uint32(0)
         draws = (step * replicas + replica) * train.accumulate
-        sums = update.accumulated(lambda part, i: self._gradients(state, part, draws + i), batch, train.accumulate)
+        zeros = [jnp.zeros_like(state[name]) for name in self._trained], jnp.zeros([]), jnp.zeros([])
+        gradients_of = lambda part, i: self._gradients(state, part, draws + i)  # noqa: E731
+        sums = update.accumulated(gradients_of, batch, train.accumulate, zeros)
         total = lambda values: jax.lax.psum(values, DATA) if several else values  # noqa: E731
         gradients, norm, loss, tokens = update.clipped_mean(
             optimizer.clip, *sums, total=total, norm_of=_norm, replicas=replicas, names=list(self._trained)
