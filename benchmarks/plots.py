@@ -293,7 +293,7 @@ def position_figures(rows: list[Row]) -> dict[str, Figure]:
 def claim_figures(rows: list[Row]) -> dict[str, Figure]:
     """`claim_NAME`: a panel for each task and length: the validation of each system and of its best changes.
 
-    The first seed is drawn.
+    The first seed is drawn. A panel compares two lines or more.
     """
     rows = result_files.newest(rows, "claim", "task", "length", "tokens", "system", "change", "learning_rate", "seed")
     found = {}
@@ -301,7 +301,10 @@ def claim_figures(rows: list[Row]) -> dict[str, Figure]:
         own = [row for row in rows if row["claim"] == claim]
         own = [row for row in own if row["tokens"] == max(row["tokens"] for row in own)]  # others choose a rate
         own = [row for row in own if row["seed"] == min(row["seed"] for row in own)]
-        panels = list(dict.fromkeys((row["task"], row["length"]) for row in own))
+        lines = [(row["task"], row["length"]) for row in own]
+        if not (panels := [kind for kind in dict.fromkeys(lines) if lines.count(kind) > 1]):
+            continue
+        own = [row for row in own if (row["task"], row["length"]) in panels]
         figure, axes = plot_style.figure(f"{claim.replace('_', ' ')}, {own[0]['device']}", len(panels))
         for panel, kind in zip(axes, panels, strict=True):
             _draw_claim(panel, [row for row in own if (row["task"], row["length"]) == kind])

@@ -233,12 +233,16 @@ def test_a_claim_shows_the_validation_of_the_first_seed_and_changes_for_the_bett
     about |= {"tokens": 4_000_000, "tokens_per_step": 1_000_000, "seed": 0, "change": None, "perplexity": 7.04}
     about["curve"] = [[2, 9.0], [4, 7.0]]
     rows = [{**about, "system": "flash"}, {**about, "system": "mamba", "change": "chunk_64", "perplexity": 8.0}]
-    rows += [{**rows[0], "seed": 1}, {**rows[0], "tokens": 1_000_000}, {**rows[0], "task": "mlm"}]
+    rows += [{**rows[0], "seed": 1}, {**rows[0], "tokens": 1_000_000}]
+    rows += [{**rows[0], "task": "mlm"}, {**rows[1], "task": "mlm"}]
     rows += [{**rows[0], "change": name, "perplexity": end} for name, end in (("worse", 7.1), ("better", 7.0))]
-    figure = plots.figures(write(tmp_path, rows, "claims"))["claim_length_h200"]
+    rows += [{**one, "length": 128} for one in rows[:1]] + [{**rows[0], "claim": "one"}]  # there is nothing to compare
+    figures = plots.figures(write(tmp_path, rows, "claims"))
+    figure = figures["claim_length_h200"]
     points = [(2, 9), (4, 7)]
+    assert len(figures) == 1 and len(figure.axes) == 2
     assert drawn(figure) == {name: points for name in ("7.0  FLASH", "7.0  FLASH, better", "8.0  mamba, chunk_64")}
-    assert drawn(figure, 1) == {"7.0  FLASH": points}
+    assert drawn(figure, 1) == {name: points for name in ("7.0  FLASH", "8.0  mamba, chunk_64")}
 
 
 def test_models_are_told_apart_by_colour():
