@@ -42,11 +42,14 @@ def run(args, log) -> None:
         from flash_tf.training.on_jax import loop
     else:
         from flash_tf.training import loop
+    from flash_tf.training import run_directory
     from flash_tf.training.extend import extended
 
     if args.extend is not None:
         experiment = extended(experiment, model_dir, args.extend, args.schedule == "constant", progress.line)
-    begins = (lambda: log.move(f"{model_dir}/log.txt")) if owned_files.is_local(model_dir) else (lambda: None)
+    begins = (
+        (lambda: log.move(f"{model_dir}/{run_directory.LOG}")) if owned_files.is_local(model_dir) else (lambda: None)
+    )
     loop.train(experiment, model_dir, progress, args.extend is not None, begins)
     progress.line(f"done; the run is in {model_dir}")
 

@@ -45,7 +45,7 @@ def train(
       model_dir: The folder of the run, local or gs://.
       progress: Shows the state of the run.
       extends: Whether the config may have more steps than the run; see `extend.extended`.
-      begins: Called once the folder is there and no other process trains in it.
+      begins: Called once the folder is the run's.
       dataset: Examples of a task in place of `data.source`; see `given.with_examples`.
 
     Raises:
@@ -58,10 +58,10 @@ def train(
         _take_one_order()
     strategy = make_strategy(config.strategy, progress.line)
     with workers.together(strategy), Owner(model_dir if is_chief(strategy) else None, progress.line) as owner:
-        begins()
         run = open_run(config, model_dir, strategy, progress, extends)
         on_tpu = config.strategy.type == "tpu"
         with run.begun(), mirror.mirrored(config, model_dir, run.chief, progress.line) as copy:
+            begins()
             with maintenance.watched(progress.line) if on_tpu else contextlib.nullcontext():
                 return _train(run, owner, copy)
 

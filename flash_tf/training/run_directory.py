@@ -16,7 +16,7 @@ from flash_tf.data.sources import SOURCES
 from flash_tf.owned_files import TOKENIZERS
 
 CONFIG, METRICS, EVALUATIONS, VERSIONS = "config.yaml", "metrics.jsonl", "evaluations.jsonl", "versions.json"
-RUN = "run.json"
+RUN, LOG = "run.json", "log.txt"
 PACKAGES = (
     *("flash-tf", "tensorflow", "keras", "tensorflow-text", "tensorflow-datasets", "tf-models-official"),
     *("jax", "orbax-checkpoint", "numpy"),
@@ -118,7 +118,7 @@ def _run(model_dir):
         if not epath.Path(f"{model_dir}/{CONFIG}").exists():
             raise ValueError(f"{model_dir} has checkpoints or records but no {CONFIG}: use another --model-dir")
         return {"config": configs.to_mapping(load_config(model_dir))}
-    for name in (CONFIG, VERSIONS, EVALUATIONS, *TOKENIZERS):
+    for name in (CONFIG, VERSIONS, EVALUATIONS, LOG, *TOKENIZERS):
         if epath.Path(f"{model_dir}/{name}").exists():
             raise ValueError(f"{model_dir} has a {name} that no run wrote: use another --model-dir")
     return {}

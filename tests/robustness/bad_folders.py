@@ -112,8 +112,8 @@ def damage(folder: Path, file: str, how: str) -> None:
 
 
 def snapshot(folder: Path) -> dict:
-    """Every file with its content, and every folder; without the logs that commands keep in a run."""
-    found = (path for path in sorted(folder.rglob("*")) if path.name != "log.txt")
+    """Every file with its content, and every folder."""
+    found = sorted(folder.rglob("*"))
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in found}
 
 

@@ -82,13 +82,15 @@ def test_a_run_of_a_version_without_fingerprints_is_known_by_its_config(copy):
     assert "has checkpoints or records but no config.yaml: use another" in refused(copy)
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "tokenizer.model", "versions.json", "evaluations.jsonl"])
+@pytest.mark.parametrize("name", ["config.yaml", "tokenizer.model", "versions.json", "evaluations.jsonl", "log.txt"])
 def test_files_that_no_run_wrote_are_left_alone(tmp_path, name):
     runs.corpus(tmp_path)
     runs.write(tmp_path)
     (tmp_path / "model").mkdir()
     (tmp_path / f"model/{name}").write_text("mine\n")
     assert f"{tmp_path}/model has a {name} that no run wrote: use another --model-dir" in refused(tmp_path)
+    assert (tmp_path / f"model/{name}").read_text() == "mine\n"
+    assert os.listdir(tmp_path / "model") == [name]
 
 
 def test_the_same_config_goes_on_with_what_may_change(copy):

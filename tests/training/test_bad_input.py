@@ -30,8 +30,8 @@ def one_line(result):
 
 
 def contents(folder):
-    """Every file except the logs, with its bytes."""
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name not in ("log.txt", "stdout", "stderr"))
+    """Every file except what a terminal got, with its bytes."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name not in ("stdout", "stderr"))
     return {str(path.relative_to(folder)): path.read_bytes() for path in files if "summaries" not in path.parts}
 
 

@@ -30,7 +30,6 @@ def train(
     config = config if dataset is None else given.with_examples(config, model_dir, dataset)
     config = preflight.check(config, model_dir)
     with processes.together(config.strategy, progress.line), _owner(model_dir, progress) as owner:
-        begins()
         run = open_run(config, model_dir, progress, extends)
         with (
             run.begun(),
@@ -38,6 +37,7 @@ def train(
             mirror.mirrored(config, model_dir, run.chief, progress.line) as copy,
             summaries(model_dir, run.chief) as write,
         ):
+            begins()
             return _train(run, owner, copy, write)
 
 
