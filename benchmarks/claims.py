@@ -9,7 +9,7 @@ of `--wikipedia` has train.jsonl, more.jsonl, valid.jsonl, with `{"text": …}` 
 may be packed as .jsonl.xz, but a packed file is one shard: a run reads one file to its end, then the next. Plain files
 are cut into shards of 16 MB, which a run mixes.
 
-The text is tokenised once, in OUT. Trainings run as `flash-tf train` in folders of OUT: one at a time where a claim is
+The text is tokenized once, in OUT. Trainings run as `flash-tf train` in folders of OUT: one at a time where a claim is
 timed, else several. A run's row is written when it ends. Then its checkpoints are removed, unless the claim keeps them.
 A run that is complete in OUT is not trained again, and one that was stopped goes on, so the command may be stopped and
 started again. A row names the commit at hand: other code or another plan needs another OUT.
@@ -84,7 +84,7 @@ def _train(cases, args, results, progress):
         return True
     plan = CLAIMS[cases[0].claim]
     at_once = args.parallel or (1 if plan.get("timed") else AT_ONCE)
-    tokenise(runs, cases[0].claim, progress)
+    tokenize(runs, cases[0].claim, progress)
     progress.line(f"{len(runs)} trainings, {at_once} at a time")
 
     def add(run):
@@ -133,8 +133,8 @@ def tokenizer_file(folder: str) -> str:
     return str(Path(folder, "sentencepiece.model"))
 
 
-def tokenise(runs: Iterable[Training], claim: str, progress: Progress) -> None:
-    """Tokenises the text of a claim's runs, so that none waits for it.
+def tokenize(runs: Iterable[Training], claim: str, progress: Progress) -> None:
+    """Tokenizes the text of a claim's runs, so that none waits for it.
 
     Raises:
       ValueError: A claim reads no token twice, and a run of it would. Or a file is missing.
@@ -149,7 +149,7 @@ def tokenise(runs: Iterable[Training], claim: str, progress: Progress) -> None:
         if (files := tuple(config.data.source["train"])) not in shards:
             tokenizer = tokenizers.load(config.data.tokenizer, config.model["vocabulary_size"])
             train, validation = (
-                inputs.make_cache(config, str(run.folder), tokenizer, split, progress.tokenised)
+                inputs.make_cache(config, str(run.folder), tokenizer, split, progress.tokenized)
                 for split in ("train", "validation")
             )
             for cache in (validation, train):

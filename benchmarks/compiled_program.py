@@ -123,7 +123,7 @@ def initial_variables(manifest: Manifest, program: Program, device: jax.Device) 
     variables = {}
     for argument in program.arguments:
         if argument.role in HELD:
-            value = values.initial(argument.name, argument.shape, argument.initialiser, manifest.seed)
+            value = values.initial(argument.name, argument.shape, argument.initializer, manifest.seed)
             variables[argument.name] = jax.device_put(value.astype(argument.dtype), device)
     return variables
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.positions flash=OUT/length-lm-flash-2048-45M-0.001-0 gla=… --novels novels
 
-Every *.txt in the folder of `--novels` is a novel. It is tokenised with the run's tokenizer, and cut into as many
+Every *.txt in the folder of `--novels` is a novel. It is tokenized with the run's tokenizer, and cut into as many
 stretches of `--tokens` as it has; the rest is not read, nor is a shorter novel. Each stretch follows an end-of-document
 token and is read once, in blocks, from an empty state. A row has the perplexity of the tokens in each bucket of
 positions, 0 to 256, 256 to 512, and so on by powers of two. Beside it stand the bytes of the decoding state after 1,024
@@ -57,7 +57,7 @@ def _measure(args, progress):
                 continue
             _check_model(found.model, args.tokens)
             if (key := found.tokenizer.fingerprint) not in encoded:
-                progress.line(f"{label}: tokenising {len(novels):,} novels")
+                progress.line(f"{label}: tokenizing {len(novels):,} novels")
                 encoded[key] = found.tokenizer.encode(novels)
             stretches, left_out = cut(encoded[key], args.tokens)
             read = {"novels": len(novels) - left_out, "left_out": left_out, "stretches": len(stretches)}

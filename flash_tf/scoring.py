@@ -13,7 +13,7 @@ from flash_tf.generation.generator import compiled, rounded_up
 
 BLOCK = 512  # tokens of a row that the model reads at a time
 BATCH_TOKENS = 4096  # their logits are in memory together
-LOT_CHARACTERS = 1 << 20  # documents that are tokenised and sorted by length together
+LOT_CHARACTERS = 1 << 20  # documents that are tokenized and sorted by length together
 
 Request = tuple[np.ndarray, int]
 
@@ -92,7 +92,7 @@ class Scorer:
     def continuations(self, pairs: Iterable[tuple[str, str]]) -> list[dict]:
         """Scores each continuation after its prefix.
 
-        The whole text is tokenised. The continuation begins at the first token that is not also one
+        The whole text is tokenized. The continuation begins at the first token that is not also one
         of the prefix alone: where a token reaches over the border, it belongs to the continuation.
 
         Args:

@@ -19,7 +19,7 @@ INT8 = 0.05  # weights and activations of two layers on 255 levels, a rounding o
 BFLOAT16_FACTOR = 2  # times the reference's own error in bfloat16, which nobody can avoid
 
 ALIVE = 0.1  # share of numbers that are not zero: relu² drops about half, masks and first chunks their part
-ALIVE_OUTPUT = (1e-4, 10)  # root mean square of a layer's output at initialisation, for inputs of 1
+ALIVE_OUTPUT = (1e-4, 10)  # root mean square of a layer's output at initialization, for inputs of 1
 ALIVE_GRADIENT = (1e-3, 10)  # root mean square of a weight's gradient: at least of the median weight's, at most of √n
 
 DEAD_ROW_SUM = 1e-3  # of a gated unit's quadratic weights: above 2e-3 at a live start, below 1e-5 at a dead one

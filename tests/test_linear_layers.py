@@ -66,7 +66,7 @@ def test_retention_is_the_authors_with_channels_in_another_order():
 
 
 @tiers.full_on_jax
-def test_the_authors_normalisation_of_retention_is_undone_by_its_norm():
+def test_the_authors_normalization_of_retention_is_undone_by_its_norm():
     # Rows divided by any positive number are the same after the norm, but for its epsilon.
     layer, x = built(Retention, {"heads": H}), normal(B, N, D)
     inputs, rest = layer.enter(ops.convert_to_tensor(x), ops.arange(N, dtype="int32")[None])

@@ -21,14 +21,14 @@ class Argument:
         token of each text, which the state has not seen); "state" (an entry of the decoder's state).
       shape: Its shape.
       dtype: NumPy's name of its type.
-      initialiser: How a weight, slot, seed or state begins, see `values.initial`; None for other roles.
+      initializer: How a weight, slot, seed or state begins, see `values.initial`; None for other roles.
     """
 
     name: str
     role: str
     shape: tuple[int, ...]
     dtype: str
-    initialiser: dict[str, Any] | None = None
+    initializer: dict[str, Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -70,14 +70,14 @@ class Experiment:
     """
 
     def __init__(self, config: Config, tokenizer):
-        self.config, self.tokenizer, initialisers = config, tokenizer, _initialisers(config)
+        self.config, self.tokenizer, initializers = config, tokenizer, _initializers(config)
         self.model = modelling.make_model(config)
         self.objective = OBJECTIVES[config.model["type"]](config, tokenizer)
         trained = {v.path: v.value for v in self.model.trainable_variables}
         self.optimizer = AdamW(config.optimizer, config.train.steps, trained)
         self._step = TrainStep(self.model, self.objective, self.optimizer, config)
         weights = {v.path: v.value for v in self.model.weights}  # some are not trainable
-        self._held = [(v, _held(v, path, "weight", initialisers[path])) for path, v in weights.items()]
+        self._held = [(v, _held(v, path, "weight", initializers[path])) for path, v in weights.items()]
         self._held += [(v, _held(v, path, "slot", ZERO)) for path, v in self.optimizer.state().items()]
         seeds = enumerate(state.value for state in self._step.seeds)
         self._held += [(v, _held(v, f"seed/{i}", "seed", ZERO)) for i, v in seeds]
@@ -153,7 +153,7 @@ class Experiment:
     def assign_initial_values(self) -> None:
         """Gives every variable the value that a runner of the programs starts from, one variable at a time."""
         for variable, argument in self._held:
-            value = values.initial(argument.name, argument.shape, argument.initialiser, self.config.train.seed)
+            value = values.initial(argument.name, argument.shape, argument.initializer, self.config.train.seed)
             variable.assign(tf.cast(value, variable.dtype))
 
     def _trace(self, function: Callable[..., tf.Tensor], arguments: tuple[Argument, ...], stablehlo: bool) -> Traced:
@@ -174,10 +174,10 @@ class Experiment:
         )
 
 
-def _held(variable, name, role, initialiser):
+def _held(variable, name, role, initializer):
     """A variable, or an entry of a state, as an argument."""
     shape, dtype = tuple(variable.shape.as_list()), variable.dtype.name
-    return Argument(name=name, role=role, shape=shape, dtype=dtype, initialiser=initialiser)
+    return Argument(name=name, role=role, shape=shape, dtype=dtype, initializer=initializer)
 
 
 def _in_place(serialized, replaces):
@@ -196,30 +196,30 @@ def _in_place(serialized, replaces):
     return module.SerializeToString()
 
 
-def _initialisers(config: Config) -> dict[str, dict]:
+def _initializers(config: Config) -> dict[str, dict]:
     """How each weight begins. A Keras variable with a value has forgotten it, so we ask a model without values."""
     with model_stats.without_weights():
         found = [(v.path, v.shape, v._initializer) for v in modelling.make_model(config).weights]
-    return {path: _plain(path, shape, initialiser) for path, shape, initialiser in found}
+    return {path: _plain(path, shape, initializer) for path, shape, initializer in found}
 
 
-def _plain(path: str, shape: tuple[int, ...], initialiser: Callable) -> dict:
-    """An initialiser as plain values. A layer's own function draws nothing, so its numbers stand for it.
+def _plain(path: str, shape: tuple[int, ...], initializer: Callable) -> dict:
+    """An initializer as plain values. A layer's own function draws nothing, so its numbers stand for it.
 
     Raises:
-      ValueError: It is an initialiser of Keras that an artifact does not know.
+      ValueError: It is an initializer of Keras that an artifact does not know.
     """
     kinds = keras.initializers
-    if type(initialiser) is kinds.RandomNormal:
-        return {"kind": "normal", "mean": float(initialiser.mean), "stddev": float(initialiser.stddev)}
-    if type(initialiser) is kinds.RandomUniform:
-        return {"kind": "uniform", "low": float(initialiser.minval), "high": float(initialiser.maxval)}
+    if type(initializer) is kinds.RandomNormal:
+        return {"kind": "normal", "mean": float(initializer.mean), "stddev": float(initializer.stddev)}
+    if type(initializer) is kinds.RandomUniform:
+        return {"kind": "uniform", "low": float(initializer.minval), "high": float(initializer.maxval)}
     constants = {kinds.Zeros: 0.0, kinds.Ones: 1.0}
-    if type(initialiser) in constants:
-        return {"kind": "constant", "value": constants[type(initialiser)]}
-    if type(initialiser) is kinds.Constant and np.ndim(initialiser.value) == 0:
-        return {"kind": "constant", "value": float(initialiser.value)}
-    if not isinstance(initialiser, kinds.Initializer):
-        return values.given(np.asarray(initialiser(shape, "float32")))
+    if type(initializer) in constants:
+        return {"kind": "constant", "value": constants[type(initializer)]}
+    if type(initializer) is kinds.Constant and np.ndim(initializer.value) == 0:
+        return {"kind": "constant", "value": float(initializer.value)}
+    if not isinstance(initializer, kinds.Initializer):
+        return values.given(np.asarray(initializer(shape, "float32")))
     known = "RandomNormal, RandomUniform and constants"
-    raise ValueError(f"{path} needs an initialiser that an artifact knows ({known}), got {type(initialiser).__name__}")
+    raise ValueError(f"{path} needs an initializer that an artifact knows ({known}), got {type(initializer).__name__}")

@@ -10,39 +10,39 @@ ORDINARY = 3  # ids from this one up to as many before the last are mostly ordin
 FIRST = 5  # the first id of an ordinary piece, where a vocabulary begins with the special ones
 
 
-def initial(path: str, shape: tuple[int, ...], initialiser: dict, seed: int) -> np.ndarray:
+def initial(path: str, shape: tuple[int, ...], initializer: dict, seed: int) -> np.ndarray:
     """The first value of a variable, float32.
 
     Args:
       path: The variable's path. The numbers depend on it, and not on the order of variables.
       shape: The variable's shape.
-      initialiser: `{"kind": "normal", "mean", "stddev"}`, `{"kind": "uniform", "low", "high"}`, `{"kind": "constant",
+      initializer: `{"kind": "normal", "mean", "stddev"}`, `{"kind": "uniform", "low", "high"}`, `{"kind": "constant",
         "value"}`, or `{"kind": "given", "float32"}` with the numbers themselves, see `given`.
       seed: The run's seed; not negative.
 
     Raises:
-      ValueError: The initialiser is of another kind.
+      ValueError: The initializer is of another kind.
     """
-    if initialiser["kind"] == "constant":
-        return np.full(shape, initialiser["value"], np.float32)
-    if initialiser["kind"] == "given":
-        data = zlib.decompress(base64.b64decode(initialiser["float32"]))
+    if initializer["kind"] == "constant":
+        return np.full(shape, initializer["value"], np.float32)
+    if initializer["kind"] == "given":
+        data = zlib.decompress(base64.b64decode(initializer["float32"]))
         return np.frombuffer(data, "<f4").astype(np.float32).reshape(shape)
-    if initialiser["kind"] == "uniform":
-        low, high = np.float32(initialiser["low"]), np.float32(initialiser["high"])
+    if initializer["kind"] == "uniform":
+        low, high = np.float32(initializer["low"]), np.float32(initializer["high"])
         return np.asarray(low + (high - low) * generator(path, seed).random(shape, np.float32), np.float32)
-    if initialiser["kind"] != "normal":
+    if initializer["kind"] != "normal":
         known = "normal, uniform, constant or given"
-        raise ValueError(f"{path}: an initialiser must be {known}, got {initialiser['kind']!r}")
+        raise ValueError(f"{path}: an initializer must be {known}, got {initializer['kind']!r}")
     drawn = generator(path, seed).standard_normal(shape, np.float32)
     drawn = np.asarray(drawn, np.float32)  # for shape () NumPy draws a float
-    drawn *= np.float32(initialiser["stddev"])
-    drawn += np.float32(initialiser["mean"])
+    drawn *= np.float32(initializer["stddev"])
+    drawn += np.float32(initializer["mean"])
     return drawn
 
 
 def given(numbers: np.ndarray) -> dict:
-    """An initialiser that holds its numbers, compressed and in base64. A few weights follow a rule of their own."""
+    """An initializer that holds its numbers, compressed and in base64. A few weights follow a rule of their own."""
     data = zlib.compress(np.asarray(numbers, "<f4").tobytes(), 9)
     return {"kind": "given", "float32": base64.b64encode(data).decode("ascii")}
 

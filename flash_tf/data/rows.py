@@ -118,7 +118,7 @@ class RowCache(TokenCache):
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
 
-    def _tokenise(self, index: int) -> None:
+    def _tokenize(self, index: int) -> None:
         (self.directory / "about.json").write_text(self._about + "\n")
         self._path(index, "json").unlink(missing_ok=True)  # from here on the old files do not count
         fields, left_out = self._encoder.fields, 0

@@ -155,7 +155,7 @@ def _placed_span(placed, answers, context, words):
 
 
 def _named_span(name, words):
-    """The words of the first place where a name stands, normalised as TriviaQA's script compares texts."""
+    """The words of the first place where a name stands, normalized as TriviaQA's script compares texts."""
     plain = [(i, one) for i, word in enumerate(words) for one in normalized(word[0], QUOTES).split()]
     starts = range(len(plain) - len(name) + 1)
     at = next((at for at in starts if all(plain[at + k][1] == one for k, one in enumerate(name))), None)

@@ -22,10 +22,10 @@ class WindowStream:
 
     Every epoch shuffles the shards, and the windows within each shard, with numbers drawn from `seed`. So any position
     can be read at once, and a resumed run reads the same windows as one that never stopped. A background thread
-    tokenises shards in the order of their reading, no further than `limit`. Reading starts when the first is done.
+    tokenizes shards in the order of their reading, no further than `limit`. Reading starts when the first is done.
 
     Args:
-      cache: The tokenised split.
+      cache: The tokenized split.
       packing: Cuts shards into windows, whose last, partial one is dropped; or the rows of labelled examples.
       seed: Seed of the order; not negative.
       limit: Number of windows that the run reads in all, from position 0.
@@ -45,7 +45,7 @@ class WindowStream:
         self._open: tuple[tuple[int, int], Windows | Rows, np.ndarray] | None = None  # the shard that was read last
         self.failure: Exception | None = None
         # A daemon, so that a run that ends early does not wait for shards it will never read.
-        threading.Thread(target=self._tokenise_ahead, daemon=True).start()
+        threading.Thread(target=self._tokenize_ahead, daemon=True).start()
 
     def batch(self, position: int, count: int) -> Batch:
         """The windows `position` to `position + count - 1`.
@@ -56,7 +56,7 @@ class WindowStream:
 
         Raises:
           ValueError: The whole split has no window.
-          OSError: A shard cannot be tokenised, here or ahead in the background.
+          OSError: A shard cannot be tokenized, here or ahead in the background.
         """
         if self.failure is not None:
             raise self.failure
@@ -110,7 +110,7 @@ class WindowStream:
         """Makes a wait for tokens end with an error; see `TokenCache.stop`."""
         self._cache.stop()
 
-    def _tokenise_ahead(self) -> None:
+    def _tokenize_ahead(self) -> None:
         try:
             self._locate(self._limit - 1)
         except Exception as error:  # `batch` raises it, whatever it is
@@ -119,7 +119,7 @@ class WindowStream:
     def _locate(self, position: int) -> tuple[int, int, int, int]:
         """A window's epoch, its number in the epoch, its shard, and its place in the shard's order.
 
-        Tokenises the shards up to this window in the first epoch, and no others.
+        Tokenizes the shards up to this window in the first epoch, and no others.
         """
         epoch, number = 0, position
         while True:
@@ -154,10 +154,10 @@ class EvaluationBatches:
     """A split once through, in its own order, in batches of one size. It can be iterated over any number of times.
 
     Partial windows are padded, so every token is there once (with overlap 1, every token is a target once). Windows of
-    padding fill the last batch. The constructor tokenises the shards that are needed.
+    padding fill the last batch. The constructor tokenizes the shards that are needed.
 
     Args:
-      cache: The tokenised split.
+      cache: The tokenized split.
       packing: Cuts shards into windows, or the rows of labelled examples.
       batch_size: Windows in every batch.
       windows: Number of windows to read, from the beginning; None for all.

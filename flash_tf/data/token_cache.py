@@ -1,4 +1,4 @@
-"""The tokens of a split on disk. Each shard is tokenised once, at its first use, and memory-mapped after that."""
+"""The tokens of a split on disk. Each shard is tokenized once, at its first use, and memory-mapped after that."""
 
 import fcntl
 import hashlib
@@ -23,7 +23,7 @@ BATCH_CHARACTERS = 1 << 22  # 4 MB of text and its tokens are in memory at a tim
 
 
 class StoppedError(Exception):
-    """Tokenising was asked to stop. What it was writing is gone."""
+    """Tokenizing was asked to stop. What it was writing is gone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class TokenizedShard:
 
 
 class TokenCache:
-    """The tokenised shards of one split of one source.
+    """The tokenized shards of one split of one source.
 
     A shard is two array files and a marker with their sizes. All are written under temporary names and renamed, the
     marker last. So a process that is killed at any moment leaves a whole shard or none. Threads and processes may share
@@ -58,8 +58,8 @@ class TokenCache:
       source: The source of the documents.
       tokenizer: Gives the documents' tokens.
       split: "train" or "validation".
-      on_progress: Called as `on_progress(done, total, unit)` after each shard that had to be tokenised, on the thread
-        that tokenised it: `done` of the split's `total` shards are now on disk; `unit` is "train shards" or
+      on_progress: Called as `on_progress(done, total, unit)` after each shard that had to be tokenized, on the thread
+        that tokenized it: `done` of the split's `total` shards are now on disk; `unit` is "train shards" or
         "validation shards".
 
     Raises:
@@ -86,7 +86,7 @@ class TokenCache:
         self._dtype = np.dtype(np.uint16 if tokenizer.vocabulary_size <= 1 << 16 else np.int32)
 
     def get(self, index: int) -> TokenizedShard:
-        """The shard `shards[index]`. Tokenises it first if it is not whole on disk.
+        """The shard `shards[index]`. Tokenizes it first if it is not whole on disk.
 
         Raises:
           OSError: The shard cannot be written, for example on a full disk. Nothing half-written stays.
@@ -98,13 +98,13 @@ class TokenCache:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if (shard := self._read(index)) is not None:
                 return shard
-            self._tokenise(index)
+            self._tokenize(index)
         if self._on_progress is not None:
             self._on_progress(len(list(self.directory.glob("[0-9]*.json"))), len(self.shards), f"{self.split} shards")
         return self._read(index)
 
     def stop(self) -> None:
-        """Makes `get` raise a StoppedError where it tokenises, in any thread, within some seconds."""
+        """Makes `get` raise a StoppedError where it tokenizes, in any thread, within some seconds."""
         self._stopped.set()
 
     def _more(self) -> dict:
@@ -127,8 +127,8 @@ class TokenCache:
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
 
-    def _tokenise(self, index: int) -> None:
-        """Tokenises the shard and writes its files."""
+    def _tokenize(self, index: int) -> None:
+        """Tokenizes the shard and writes its files."""
         (self.directory / "about.json").write_text(self._about + "\n")
         self._path(index, "json").unlink(missing_ok=True)  # from here on the old files do not count
         lengths, words, size = [0], 0, 0

@@ -1,7 +1,7 @@
 """Spells text in visible characters, so that SentencePiece keeps its white space, and reads it back.
 
 SentencePiece splits text at "▁", and TF-Text's fast tokenizer drops newlines. So the text is spelled before it is
-tokenised, like the bytes of GPT-2 (Radford et al. 2019):
+tokenized, like the bytes of GPT-2 (Radford et al. 2019):
 
 - A byte of printable ASCII is itself; another byte b is the letter U+0100 + b. A newline reads Ċ, a blank Ġ.
 - A single blank between words is "▁". The start of a text is "▁" too, so that its first word reads like any other.

@@ -39,7 +39,7 @@ def signature(name: str, function: Callable, specs: list[tf.TensorSpec]) -> tf.t
 def _shaped(name, x, spec):
     rank = len(spec.shape)
     # TensorFlow takes it for granted that shapes are the signature's. What these operations give may have any; the
-    # optimiser sees through the first if it is given a scalar.
+    # optimizer sees through the first if it is given a scalar.
     if rank:
         x = tf.compat.v1.placeholder_with_default(x, shape=None)
     else:

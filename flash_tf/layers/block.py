@@ -27,7 +27,7 @@ NORMS = {
 
 
 def normalizer(kind: str, epsilon: float = EPSILON, **kwargs) -> keras.layers.Layer:
-    """A normaliser by name. "simple_rms_norm" takes no epsilon but the default, which it does not need."""
+    """A normalizer by name. "simple_rms_norm" takes no epsilon but the default, which it does not need."""
     if kind not in NORMS:
         raise ValueError(f"norm must be one of {', '.join(NORMS)}, got {kind!r}")
     if kind == "simple_rms_norm":

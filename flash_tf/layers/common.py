@@ -1,4 +1,4 @@
-"""Helpers of several layers: the paper's initialiser, projections, and a layer's options as its config."""
+"""Helpers of several layers: the paper's initializer, projections, and a layer's options as its config."""
 
 import functools
 import inspect
@@ -17,7 +17,7 @@ GELU_TANH = functools.partial(keras.activations.gelu, approximate=True)
 
 
 def normal() -> keras.initializers.Initializer:
-    """N(0, 0.02), from FLASH's appendix: the initialiser of all matrices here unless a layer says otherwise."""
+    """N(0, 0.02), from FLASH's appendix: the initializer of all matrices here unless a layer says otherwise."""
     return keras.initializers.RandomNormal(0.0, 0.02)
 
 

@@ -1,4 +1,4 @@
-"""Rematerialisation: activations are recomputed in the backward pass instead of kept."""
+"""Rematerialization: activations are recomputed in the backward pass instead of kept."""
 
 from collections.abc import Callable
 
@@ -9,8 +9,8 @@ def remat(function: Callable) -> Callable:
     """`function(x)` without kept intermediate results: the gradient computes them again.
 
     A compiler that sees that both computations are the same merges them and saves nothing. TensorFlow's own
-    `recompute_grad` adds a zero, made from the output's gradient, to the second input, but XLA:TPU recognises that
-    zero. So this backward pass adds a zero that no compiler can recognise. It also returns all gradients together.
+    `recompute_grad` adds a zero, made from the output's gradient, to the second input, but XLA:TPU recognizes that
+    zero. So this backward pass adds a zero that no compiler can recognize. It also returns all gradients together.
     Outside XLA, a weight that is updated as soon as its own gradient exists may change while the other gradients are
     computed. That happened about once in 50 programs (TensorFlow 2.20, with its own `recompute_grad` too).
 

@@ -26,7 +26,7 @@ class ScaleNorm(keras.layers.Layer):
     Returns:
       Float tensor `[..., d]` in the layer's compute dtype. Statistics are taken in float32.
 
-    Masking: none needed; each vector is normalised alone.
+    Masking: none needed; each vector is normalized alone.
 
     Example:
       >>> import numpy as np

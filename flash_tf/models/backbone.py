@@ -10,7 +10,7 @@ from kernels_xla.common.spec import Tensor
 
 @keras.saving.register_keras_serializable("flash_tf")
 class Backbone(keras.layers.Layer):
-    """Token ids `[b, n]` -> the normalised activations `[b, n, d]` of a model's last layer, without its head.
+    """Token ids `[b, n]` -> the normalized activations `[b, n, d]` of a model's last layer, without its head.
 
     `model.backbone` gives one. It shares the model's weights, and a `.keras` file of the model around it holds them.
     `backbone.trainable = False` freezes them.

@@ -245,7 +245,7 @@ class LanguageModel(Recomputed, keras.Model):
         training: bool | None = None,
         token_type_ids: Tensor | None = None,
     ) -> Tensor:
-        """Token ids `[b, n]` -> normalised activations `[b, n, d]` of the last layer.
+        """Token ids `[b, n]` -> normalized activations `[b, n, d]` of the last layer.
 
         A text is one row, and a list of texts one row each. Shorter rows are padded on the right with zeros.
         """

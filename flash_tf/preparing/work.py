@@ -58,7 +58,7 @@ class Work:
         if task.unit is None:
             join_rests(folder, self.layout, task.units, task.number, task.pieces)
             return
-        shard = tokenised(self._source.documents(task.split, task.unit), self._tokenizer, self._encoder, self._words)
+        shard = tokenized(self._source.documents(task.split, task.unit), self._tokenizer, self._encoder, self._words)
         write_unit(
             folder, self.layout, task.number, task.unit, shard, self._tokenizer, pad_last=task.split == "validation"
         )
@@ -84,7 +84,7 @@ class Work:
         return self._source.counts_words
 
 
-def tokenised(documents: Iterable[str], tokenizer: Tokenizer, encoder: Encoder, counts_words: bool) -> TokenizedShard:
+def tokenized(documents: Iterable[str], tokenizer: Tokenizer, encoder: Encoder, counts_words: bool) -> TokenizedShard:
     """The documents as `TokenCache` stores them, in a temporary file that goes with the result.
 
     Args:

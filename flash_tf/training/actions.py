@@ -180,7 +180,7 @@ class Signals:
 
     Python runs its handlers when TensorFlow returns, after the loop. The system's own handler wakes a thread at once.
     That thread tells the user that a signal has come, and stops the wait for data, which may last until all text is
-    tokenised. Of several workers, all stop at the step at which one of them has received a signal.
+    tokenized. Of several workers, all stop at the step at which one of them has received a signal.
 
     Args:
       save: Saves the run.

@@ -47,7 +47,7 @@ def average(model_dir: str, last: int, out: str, report: Callable[[str], None]) 
         )
     for name, variable in variables.items():
         variable.assign((sums[name] / last).astype(variable.dtype))
-    if owned_files.is_local(model_dir) and config.data.cache is None:  # it need not tokenise the same text again
+    if owned_files.is_local(model_dir) and config.data.cache is None:  # it need not tokenize the same text again
         cache = f"{os.path.abspath(model_dir)}/tokens"
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, cache=cache))
     with owned_files.replacing(out, WRITER, _older) as folder:

@@ -46,7 +46,7 @@ class Evaluator(orbit.AbstractEvaluator):
 
     @functools.cached_property
     def batches(self) -> EvaluationBatches | PreparedBatches:
-        """The windows of the validation split. Their first use tokenises it."""
+        """The windows of the validation split. Their first use tokenizes it."""
         return self._make_batches()
 
     def evaluate(self, num_steps: tf.Tensor) -> dict[str, float]:

@@ -62,7 +62,7 @@ def evaluation_batches(
     progress: Progress,
     of_prepared: type,
 ) -> Callable[[], EvaluationBatches]:
-    """Makes the batches of the validation split, which a call tokenises unless they are prepared.
+    """Makes the batches of the validation split, which a call tokenizes unless they are prepared.
 
     Args:
       config: The experiment.
@@ -70,7 +70,7 @@ def evaluation_batches(
       model: Its model.
       tokenizer: Its tokenizer.
       batch_size: Windows of a batch.
-      progress: Shows how much is tokenised.
+      progress: Shows how much is tokenized.
       of_prepared: Makes batches of a `PreparedSplit`.
 
     Raises:
@@ -80,7 +80,7 @@ def evaluation_batches(
     size = {"batch_size": batch_size, "windows": config.evaluation.windows}
     if (prepared := prepared_text(config, packing, tokenizer)) is not None:
         return functools.partial(of_prepared, prepared.splits["validation"], **size)
-    cache = make_cache(config, model_dir, tokenizer, "validation", progress.tokenised)
+    cache = make_cache(config, model_dir, tokenizer, "validation", progress.tokenized)
     return functools.partial(EvaluationBatches, cache, packing, **size)
 
 

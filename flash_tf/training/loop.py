@@ -173,7 +173,7 @@ def make_evaluator(
     batch_size: int,
     progress: Progress,
 ) -> Evaluator:
-    """The evaluator of a config's validation split. It tokenises the split at the first evaluation.
+    """The evaluator of a config's validation split. It tokenizes the split at the first evaluation.
 
     Raises:
       ValueError: The source has no validation split.

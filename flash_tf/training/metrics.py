@@ -49,12 +49,12 @@ def _ranks(values):
 
 
 def exact_match(answer: str, references: list[str], quotes: str = "") -> float:
-    """1.0 if an answer equals one of the references, both normalised by `flash_tf.data.spans.normalized`, else 0.0."""
+    """1.0 if an answer equals one of the references, both normalized by `flash_tf.data.spans.normalized`, else 0.0."""
     return max(float(normalized(answer, quotes) == normalized(one, quotes)) for one in references)
 
 
 def answer_f1(answer: str, references: list[str], quotes: str = "") -> float:
-    """The best harmonic mean of precision and recall of words against a reference, both normalised.
+    """The best harmonic mean of precision and recall of words against a reference, both normalized.
 
     As in the scripts of SQuAD and TriviaQA. Against an empty reference, it is 1.0 for an empty answer alone.
     """

@@ -107,7 +107,7 @@ def _train_in(scratch, config, folder, steps, per_loop, progress):
 
 
 def _cut_short(config, model_dir, steps, per_loop):
-    """The experiment with only the steps that are needed, so that only their text is tokenised."""
+    """The experiment with only the steps that are needed, so that only their text is tokenized."""
     train = dataclasses.replace(config.train, steps=(WARM + UNTRACED + 1) * per_loop + steps + AHEAD)
     data = config.data
     if model_dir is not None:

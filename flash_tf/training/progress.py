@@ -55,9 +55,9 @@ class Progress:
                 self._write(CLEAR, ends=False)
                 self._open = False
 
-    def tokenised(self, done: int, total: int, unit: str) -> None:
-        """Shows `tokenised 3 of 10 train shards`; the last of them stays."""
-        self.status(f"tokenised {done:,} of {total:,} {unit}", keep=done == total)
+    def tokenized(self, done: int, total: int, unit: str) -> None:
+        """Shows `tokenized 3 of 10 train shards`; the last of them stays."""
+        self.status(f"tokenized {done:,} of {total:,} {unit}", keep=done == total)
 
     def evaluated(self, done: int, total: int) -> None:
         """Shows how many validation batches are done; nothing stays of it."""

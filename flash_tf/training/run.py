@@ -203,7 +203,7 @@ def check_batch(config: Config, devices: int, what: str) -> None:
 
 
 def open_stream(run: Run, of_prepared: Callable) -> Any:
-    """The training windows of a run. A background thread begins to tokenise them, if they are not prepared.
+    """The training windows of a run. A background thread begins to tokenize them, if they are not prepared.
 
     The rows of a task are made at once, of both splits, so that a bad example is known before the first step.
 
@@ -220,12 +220,12 @@ def open_stream(run: Run, of_prepared: Callable) -> Any:
         return of_prepared(prepared.splits["train"], **order)
     if isinstance(run.objective, TaskObjective):
         for split in ("train", "validation"):
-            cache = make_cache(config, run.model_dir, run.tokenizer, split, run.progress.tokenised)
+            cache = make_cache(config, run.model_dir, run.tokenizer, split, run.progress.tokenized)
             left_out = sum(cache.get(index).left_out for index in range(len(cache.shards)))
             if left_out:
                 why = "a label" if config.data.answerless_rows == 1 else "a label or an answer"
                 run.progress.line(f"left out {left_out:,} {split} rows without {why}")
-    cache = make_cache(config, run.model_dir, run.tokenizer, "train", run.progress.tokenised)
+    cache = make_cache(config, run.model_dir, run.tokenizer, "train", run.progress.tokenized)
     return WindowStream(cache, packing, **order)
 
 

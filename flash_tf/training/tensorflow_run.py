@@ -98,7 +98,7 @@ def open_run(
 
 
 def check_hosts(config: Config, strategy: tf.distribute.Strategy) -> None:
-    """Raises a ValueError where other hosts cannot read the text, because this process tokenises it."""
+    """Raises a ValueError where other hosts cannot read the text, because this process tokenizes it."""
     if (count := hosts(strategy)) > 1 and not isinstance(SOURCES.build(config.data.source), PreparedText):
         raise ValueError(
             f"strategy.tpu {config.strategy.tpu!r} has {count} hosts, which read prepared text alone: "

@@ -186,7 +186,7 @@ class Trainer(orbit.AbstractTrainer):
         return dict(zip(COLUMNS, self.history.mean(axis=0), strict=True))
 
     def _compile(self):
-        """Compiles one device's program by a loop of no steps, while the text of its first batches is tokenised."""
+        """Compiles one device's program by a loop of no steps, while the text of its first batches is tokenized."""
         if isinstance(self.strategy, tf.distribute.OneDeviceStrategy):
             spec = self._iterator.element_spec
             batches = {name: tf.zeros([self._most, *x.shape], x.dtype) for name, x in spec.items()}

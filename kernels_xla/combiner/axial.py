@@ -36,10 +36,10 @@ def combiner_axial_attention(
     segment_ids: Tensor | None = None,
     offset: int | Tensor = 0,
 ) -> Tensor:
-    """Softmax attention to the tokens of the own chunk and to the summaries of the own column, under one normaliser.
+    """Softmax attention to the tokens of the own chunk and to the summaries of the own column, under one normalizer.
 
     Position i is in chunk i // c and column i % c. It sees the tokens j of its chunk through k and v. In every other
-    chunk it sees the token of its column through k_sum and v_sum, which may summarise that whole chunk:
+    chunk it sees the token of its column through k_sum and v_sum, which may summarize that whole chunk:
 
         weights = softmax over both of q[i] . (k[j] or k_sum[j]) / sqrt(s)
 
@@ -120,7 +120,7 @@ def initial_state(sizes, case, dtype):
 
 
 def step(state, q, k, v, *, chunk_size, valid=None):
-    """One token of each row, in O(c + n / c). A chunk that it fills stays open: the caller closes and summarises it.
+    """One token of each row, in O(c + n / c). A chunk that it fills stays open: the caller closes and summarizes it.
 
     Args:
       state: A state from `initial_state` without a full chunk.

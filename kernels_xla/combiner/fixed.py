@@ -36,7 +36,7 @@ def combiner_fixed_attention(
     segment_ids: Tensor | None = None,
     offset: int | Tensor = 0,
 ) -> Tensor:
-    """Softmax attention to the tokens of the own chunk and to the summaries of other chunks, under one normaliser.
+    """Softmax attention to the tokens of the own chunk and to the summaries of other chunks, under one normalizer.
 
     A chunk's summary is made of its tokens. The maximum is taken in each channel:
 

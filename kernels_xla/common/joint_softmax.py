@@ -19,7 +19,7 @@ TINY = 4  # chunks; from 8 on, matrix products are faster on a TPU
 def joint_attention(
     q: Tensor, k: Tensor, v: Tensor, far_k: Tensor, far_v: Tensor, seen: Tensor, far_seen: Tensor
 ) -> Tensor:
-    """Softmax attention of each query to the keys of its chunk and to summaries, under one normaliser.
+    """Softmax attention of each query to the keys of its chunk and to summaries, under one normalizer.
 
     Args:
       q: Queries, `[b, g, i, h, s]`.

@@ -1,4 +1,4 @@
-"""Normalisers that the papers use and Keras lacks.
+"""Normalizers that the papers use and Keras lacks.
 
 Source: Nguyen and Salazar, "Transformers without Tears", arXiv:1910.05895. The epsilon stands inside the root, as in
 FLASH's appendix.

@@ -18,7 +18,7 @@ class Stream:
       extend: `(state, *, valid=None, **inputs, **case) -> (out, state)` for the next k >= 1 tokens of every row.
         `valid`, int32 `[b]`, counts the real tokens at the front of each row. The other tokens leave no trace in the
         state, and their outputs are arbitrary.
-      supports: `case -> bool`. Only causal functions whose normaliser does not depend on n can be streamed.
+      supports: `case -> bool`. Only causal functions whose normalizer does not depend on n can be streamed.
     """
 
     initial_state: Callable[..., State]

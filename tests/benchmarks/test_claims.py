@@ -206,7 +206,7 @@ def test_wrong_arguments_are_said_in_a_line(tmp_path):
 
 
 @pytest.mark.full
-def test_variants_are_trained_once_on_text_that_is_tokenised_once(tmp_path, capsys):
+def test_variants_are_trained_once_on_text_that_is_tokenized_once(tmp_path, capsys):
     made_text.write(tmp_path, 3_000)
     made_text.write_vocabulary(tmp_path, 1200)
     out, file, text = tmp_path / "out", tmp_path / "found.jsonl", tmp_path / "wikipedia"

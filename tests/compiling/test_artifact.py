@@ -98,9 +98,9 @@ def test_variables_begin_with_the_values_that_anyone_can_make_from_the_manifest(
     weights = {v.path: v.numpy() for v in experiment.model.trainable_variables}
     for argument in made.programs["step"].arguments:
         if argument.role == "weight":
-            want = values.initial(argument.name, argument.shape, argument.initialiser, made.seed)
+            want = values.initial(argument.name, argument.shape, argument.initializer, made.seed)
             np.testing.assert_array_equal(weights[argument.name], want)
-    kinds = {argument.initialiser["kind"] for argument in made.programs["step"].arguments if argument.initialiser}
+    kinds = {argument.initializer["kind"] for argument in made.programs["step"].arguments if argument.initializer}
     assert kinds == {"normal", "constant"}
 
 
@@ -114,7 +114,7 @@ def test_initial_values_follow_from_seed_and_name_and_have_the_asked_moments():
     assert draw("a", 0).mean() == pytest.approx(0.5, abs=5 * 0.02 / np.sqrt(200_000))
     assert draw("a", 0).std() == pytest.approx(0.02, rel=5 / np.sqrt(2 * 200_000))
     assert values.initial("a", (), normal, 0).shape == ()
-    with pytest.raises(ValueError, match="a: an initialiser must be normal, uniform, .*, got 'orthogonal'"):
+    with pytest.raises(ValueError, match="a: an initializer must be normal, uniform, .*, got 'orthogonal'"):
         values.initial("a", (), {"kind": "orthogonal"}, 0)
 
 
@@ -138,7 +138,7 @@ def test_a_weight_that_is_not_trained_is_an_argument_that_no_result_replaces_and
         at = [argument.name for argument in program.arguments].index(frozen.path)
         assert program.arguments[at].role == "weight" and at not in program.replaces.values()
         argument = program.arguments[at]
-        want = values.initial(argument.name, argument.shape, argument.initialiser, made.seed)
+        want = values.initial(argument.name, argument.shape, argument.initializer, made.seed)
         np.testing.assert_array_equal(want, frozen.numpy())
     lines = (tmp_path / "artifact" / "step.stablehlo.mlir").read_text().splitlines()
     assert not any("128x8xf32" in line and 'stablehlo.constant dense<"' in line for line in lines)
@@ -150,7 +150,7 @@ def test_weights_that_begin_by_a_rule_of_their_own_are_in_the_manifest(mixer):
     loaded = config.load("wikitext2_lm/flash", [f"model.mixer={json.dumps(mixer)}", "model.vocabulary_size=100"])
     experiment = programs.Experiment(*artifact.resolve(loaded))
     before = {v.path: v.numpy() for v in experiment.model.trainable_variables}
-    held = {argument.name: argument.initialiser for _, argument in experiment._held}
+    held = {argument.name: argument.initializer for _, argument in experiment._held}
     experiment.assign_initial_values()
     of_its_own = [path for path, one in held.items() if one["kind"] == "given"]
     assert of_its_own
@@ -159,11 +159,11 @@ def test_weights_that_begin_by_a_rule_of_their_own_are_in_the_manifest(mixer):
         np.testing.assert_array_equal(after, before[path])
 
 
-def test_an_initialiser_that_no_one_else_can_make_is_named():
+def test_an_initializer_that_no_one_else_can_make_is_named():
     assert programs._plain("w", (), keras.initializers.Constant(0.5)) == {"kind": "constant", "value": 0.5}
     with pytest.raises(
         ValueError,
-        match="w needs an initialiser .*RandomNormal, .* and constants.*, got GlorotUniform",
+        match="w needs an initializer .*RandomNormal, .* and constants.*, got GlorotUniform",
     ):
         programs._plain("w", (2, 2), keras.initializers.GlorotUniform())
 

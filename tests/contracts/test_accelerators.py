@@ -98,7 +98,7 @@ def test_nothing_parts_a_tpus_largest_score_from_the_exponentials_that_it_fuses_
     assert passes == ["divide", "dot", "dot", "exponential", "reduce", "reduce"]  # of `maximum` libtpu makes one more
 
 
-def test_a_quantised_projection_stays_whole_on_a_tpu():
+def test_a_quantized_projection_stays_whole_on_a_tpu():
     layer = MIXERS.get("flash")(chunk_size=8, key_dim=16)
     layer.build((None, None, D))
     x = ops.convert_to_tensor(np.random.default_rng(0).normal(size=(B, N, D)), "float32")

@@ -208,7 +208,7 @@ def row_sum(mixer, x):
 
 
 def dead(loaded, model):
-    """What of a model is dead at initialisation: gated layers by their row sums, weights by their gradients."""
+    """What of a model is dead at initialization: gated layers by their row sums, weights by their gradients."""
     shape = rows_of(model, 1, loaded.data.sequence_length)
     ids = np.random.default_rng(1).integers(0, model.vocabulary_size, shape).astype("int32")
     inputs = {}
@@ -233,7 +233,7 @@ def dead(loaded, model):
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", sorted(set(config.names()) - UNBOUNDED))
-def test_every_config_at_middle_size_is_alive_at_initialisation(name):
+def test_every_config_at_middle_size_is_alive_at_initialization(name):
     loaded = shrunk(name, MIDDLE, "train.precision=float32")
     assert dead(loaded, made(loaded)) == []
 

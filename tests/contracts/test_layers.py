@@ -306,13 +306,13 @@ def test_dropout_follows_from_its_seed_alone():
 
 
 @pytest.mark.parametrize("norm", ["scale_norm", "layer_norm"])
-def test_a_block_adds_its_inner_layer_of_the_normalised_input(norm):
+def test_a_block_adds_its_inner_layer_of_the_normalized_input(norm):
     layer = ResidualBlock(GLU(hidden=24), norm=norm)
     x = normal(B, N, D)
     out = to_numpy(layer(x))
     centred = x - x.mean(-1, keepdims=True) if norm == "layer_norm" else x
-    normalised = centred / np.sqrt(np.mean(centred**2, axis=-1, keepdims=True) + 1e-5)
-    assert relative_error(out - x, to_numpy(layer.inner(normalised))) < 10 * FLOAT32  # out - x cancels
+    normalized = centred / np.sqrt(np.mean(centred**2, axis=-1, keepdims=True) + 1e-5)
+    assert relative_error(out - x, to_numpy(layer.inner(normalized))) < 10 * FLOAT32  # out - x cancels
 
 
 @pytest.mark.parametrize("make", [

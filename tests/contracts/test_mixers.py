@@ -362,7 +362,7 @@ def test_no_output_of_a_causal_mixer_has_a_gradient_from_a_later_token(cls, opti
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize(arguments, tiers.of_kinds(defaults_once, "flash", "gau", "linear_attention", "self_attention"))
-def test_output_and_every_gradient_are_alive_at_initialisation(cls, options):
+def test_output_and_every_gradient_are_alive_at_initialization(cls, options):
     n, width = 512, 768  # weights of N(0, 0.02) are made for wide models
     layer = cls(**{**options, **{k: 128 for k in ("chunk_size", "key_dim") if k in options}})
     layer.build((1, n, width))

@@ -87,7 +87,7 @@ def test_no_call_of_the_input_goes_back_to_python(tmp_path):
     assert not operators(ours) & PYTHON
     assert not operators(PreparedBatches(made.splits["validation"], batch_size=8).dataset(2, 1)) & PYTHON
     stream = WindowStream(a_cache(tmp_path / "cache"), packing_of("documents", 1), seed=0, limit=100)
-    assert operators(stream.dataset(8, 8, 2, 1)) & PYTHON  # the text that is tokenised meanwhile cannot do without
+    assert operators(stream.dataset(8, 8, 2, 1)) & PYTHON  # the text that is tokenized meanwhile cannot do without
 
 
 def test_a_file_that_is_gone_is_named_once_reading_has_failed(tmp_path):

@@ -110,7 +110,7 @@ def test_the_order_is_the_same_whatever_the_limit(tmp_path):
     )
 
 
-def test_only_the_shards_up_to_the_limit_are_tokenised(tmp_path):
+def test_only_the_shards_up_to_the_limit_are_tokenized(tmp_path):
     source = Counting(*[["x" * (16 * 10)] for _ in range(20)])  # ten windows each
     stream = a_stream(a_cache(tmp_path, source), limit=30)
     wait_until(lambda: len(source.read) == 3)  # ahead of the reader, which has not begun

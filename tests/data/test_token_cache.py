@@ -95,7 +95,7 @@ def test_tokens_of_a_large_vocabulary_are_kept_as_int32(tmp_path):
     assert TokenCache(tmp_path, Memory(["a"]), large, "train").get(0).tokens.dtype == np.int32
 
 
-def test_a_shard_is_tokenised_once_over_caches_and_threads(tmp_path):
+def test_a_shard_is_tokenized_once_over_caches_and_threads(tmp_path):
     source, tokenizer = library(shards=2, documents=20, longest=10), Letters()
     caches = [TokenCache(tmp_path, source, tokenizer, "train") for _ in range(4)]
     threads = [threading.Thread(target=cache.get, args=(index,)) for cache in caches for index in (0, 1)]
@@ -140,7 +140,7 @@ def test_a_shard_without_tokens_is_kept_as_an_empty_one(tmp_path):
 
 @pytest.mark.parametrize("suffix", ["tokens", "offsets", "json"])
 @pytest.mark.parametrize("damage", ["remove", "shorten", "lengthen", "empty"])
-def test_a_damaged_file_makes_the_shard_tokenised_again(tmp_path, suffix, damage):
+def test_a_damaged_file_makes_the_shard_tokenized_again(tmp_path, suffix, damage):
     source, tokenizer = library(shards=2, documents=10, longest=10), Letters()
     cache = TokenCache(tmp_path, source, tokenizer, "train")
     cache.get(0), cache.get(1)
@@ -155,7 +155,7 @@ def test_a_damaged_file_makes_the_shard_tokenised_again(tmp_path, suffix, damage
 
 
 @pytest.mark.parametrize("suffix", ["offsets", "json"])
-def test_zeros_in_place_of_a_file_make_the_shard_tokenised_again(tmp_path, suffix):
+def test_zeros_in_place_of_a_file_make_the_shard_tokenized_again(tmp_path, suffix):
     cache = TokenCache(tmp_path, library(shards=1, documents=10, longest=10), Letters(), "train")
     cache.get(0)
     path = cache.directory / f"00000.{suffix}"
@@ -194,7 +194,7 @@ def test_an_error_of_the_source_passes_and_leaves_no_file_behind(tmp_path):
     assert files(cache) == {"about.json"}
 
 
-def tokenise_slowly(directory: str) -> None:
+def tokenize_slowly(directory: str) -> None:
     """Runs in the child process until it is killed: says that it begins, then writes in many small steps."""
 
     class Slow(Letters):
@@ -213,7 +213,7 @@ def tokenise_slowly(directory: str) -> None:
 def test_a_kill_at_any_moment_leaves_whole_shards_or_none(tmp_path):
     source = library(shards=6, documents=400, longest=40)
     draw, interrupted = random.Random(7), 0
-    code = f"from tests.data.test_token_cache import tokenise_slowly; tokenise_slowly({str(tmp_path)!r})"
+    code = f"from tests.data.test_token_cache import tokenize_slowly; tokenize_slowly({str(tmp_path)!r})"
     for _ in range(5):
         child = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
         assert child.stdout.readline() == "ready\n"

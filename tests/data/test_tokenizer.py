@@ -180,7 +180,7 @@ def test_a_mask_in_the_text_becomes_the_mask_id_and_reads_as_a_mask_again(traine
     assert trained.encode_with_masks("no mask").tolist() == trained.encode(["no mask"])[0].tolist()
 
 
-def test_decoding_gives_the_normalised_text_without_special_ids(trained):
+def test_decoding_gives_the_normalized_text_without_special_ids(trained):
     ids = trained.encode(["  class Owl:\n    pass "])[0]
     framed = [trained.cls_id, *ids, trained.eos_id, trained.pad_id]
     assert trained.decode(framed) == trained.decode(ids) == "class Owl: pass"

@@ -113,7 +113,7 @@ def test_bad_arguments_are_one_clear_line(given, options, said):
             method(given, **options)
 
 
-def test_a_beam_cannot_stream_and_a_normaliser_of_the_whole_length_cannot_decode():
+def test_a_beam_cannot_stream_and_a_normalizer_of_the_whole_length_cannot_decode():
     with pytest.raises(ValueError, match="knows its best text only at the end"):
         model_of("flash").stream([[1]], sampler=BeamSearch())
     mixer = {"type": "gau", "key_dim": 8, "divisor": "length"}

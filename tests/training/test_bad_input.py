@@ -15,7 +15,7 @@ OPTIONS = {
 
 
 PROGRESS = re.compile(
-    r"training a tokenizer|tokenised|step |going on from|.* is damaged: .*; falling back|.*: compiling, then"
+    r"training a tokenizer|tokenized|step |going on from|.* is damaged: .*; falling back|.*: compiling, then"
 )
 
 

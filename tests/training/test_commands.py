@@ -24,7 +24,7 @@ from tests.training import runs
 
 # Everything that `train` shows.
 OURS = re.compile(
-    r"training a tokenizer|tokenised \d|step [\d,]+/[\d,]+  loss|step [\d,]+  validation loss|going on from step"
+    r"training a tokenizer|tokenized \d|step [\d,]+/[\d,]+  loss|step [\d,]+  validation loss|going on from step"
     r"|SIG(TERM|INT): saving|flash-tf: |done; the run is in "
 )
 
@@ -185,7 +185,7 @@ def test_training_on_a_terminal_draws_lines_that_fit_and_leaves_a_history(tmp_pa
     status, written = on_terminal(tmp_path, columns, "train", path, "--model-dir", "model")
     assert status == 0, written
     drawn = [line for line in re.split(r"\n|\r\033\[K", written) if line]
-    assert max(len(line) for line in drawn if line.startswith(("step", "evaluated", "tokenised"))) < columns
+    assert max(len(line) for line in drawn if line.startswith(("step", "evaluated", "tokenized"))) < columns
     steps = [int(line.split()[1].partition("/")[0]) for line in drawn if "  loss " in line]
     assert steps == list(range(1, 41))
     stay = [line.rpartition("\r\033[K")[2] for line in written.split("\n") if line]

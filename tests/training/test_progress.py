@@ -97,9 +97,9 @@ def test_lines_that_are_kept_stay_above_the_status_and_nothing_else_does():
     assert terminal.screen() == ["step 3", "step 6", "going on", "evaluated 1 of 2 validation batches"]
     shown.evaluated(2, 2)
     assert terminal.screen() == [""]
-    shown.tokenised(1, 2, "train shards")
-    shown.tokenised(2, 2, "train shards")
-    assert terminal.screen() == ["tokenised 2 of 2 train shards", ""]
+    shown.tokenized(1, 2, "train shards")
+    shown.tokenized(2, 2, "train shards")
+    assert terminal.screen() == ["tokenized 2 of 2 train shards", ""]
 
 
 def test_a_message_does_not_overwrite_the_status_before_it():

@@ -65,7 +65,7 @@ def test_the_lengths_of_loops_change_no_bit_of_a_run_that_xla_compiles(tmp_path)
     assert len({tuple(record) for record in one[0]}) == 6
 
 
-def test_a_signal_during_tokenising_ends_the_run_at_once_and_the_same_command_goes_on(tmp_path, monkeypatch):
+def test_a_signal_during_tokenizing_ends_the_run_at_once_and_the_same_command_goes_on(tmp_path, monkeypatch):
     runs.corpus(tmp_path)
     path, batches = runs.write(tmp_path), token_cache.text_batches
 
@@ -159,7 +159,7 @@ EARLY = [
     (os, "replace", before, 1, 3),  # token files
 ]
 LATE = [
-    *[(runs.Lines, "status", after, 4, 6)] * 3,  # tokenised shards are two, then the start; then between loops of steps
+    *[(runs.Lines, "status", after, 4, 6)] * 3,  # tokenized shards are two, then the start; then between loops of steps
     *[(runs.Lines, "status", within, 4, 6)] * 2,  # in the next loop
     (tf.train.Checkpoint, "write", before, 1, 2),
     *[(tf.train.Checkpoint, "write", within, 1, 2)] * 3,

@@ -73,7 +73,7 @@ def dropped(path, model_dir):
     tokens = tf.constant(np.arange(10)[None] + 10)
     for weight in run.model.trainable_variables:
         if "out_projection/kernel" in weight.path:
-            weight.assign(1e6 * weight)  # at initialisation the layer gives almost nothing
+            weight.assign(1e6 * weight)  # at initialization the layer gives almost nothing
 
     def replica(step):
         context = tf.distribute.get_replica_context()

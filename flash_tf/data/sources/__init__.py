@@ -21,7 +21,7 @@ class Source(Protocol):
     def shards(self, split: str) -> list[str]:
         """Stable names of the shards of `split` ("train" or "validation"), in a fixed order, one or more.
 
-        A shard is tokenised as a whole. It has a few to some tens of MB of text.
+        A shard is tokenized as a whole. It has a few to some tens of MB of text.
 
         Raises:
           ValueError: There is nothing to read. The message names the split, the need and the finding.

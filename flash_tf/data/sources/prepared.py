@@ -10,7 +10,7 @@ from flash_tf.data.sources import SOURCES
 
 @SOURCES.register("prepared")
 class PreparedText:
-    """Text that `flash-tf prepare` has tokenised and packed. It needs the tokenizer, n and packing of the run.
+    """Text that `flash-tf prepare` has tokenized and packed. It needs the tokenizer, n and packing of the run.
 
     Args:
       path: The folder, local or gs://.

@@ -81,7 +81,7 @@ class Tfds:
     def _texts(self, shard: str) -> Iterator[bytes]:
         """The texts of a slice, in the order of the dataset.
 
-        TFDS decodes all features of one example at a time, which takes three times as long as to tokenise it.
+        TFDS decodes all features of one example at a time, which takes three times as long as to tokenize it.
         """
         import tensorflow as tf
         from tensorflow_datasets.core.file_adapters import FileFormat

@@ -16,11 +16,11 @@ from flash_tf.data import visible
 from flash_tf.data.tokenizer import CLS, MASK, SPACES, Tokenizer
 from flash_tf.data.tokenizers import sampling
 
-# Not after "▁": the normaliser strips it from the end of a text as if it were a space.
+# Not after "▁": the normalizer strips it from the end of a text as if it were a space.
 CHUNK = re.compile(r"(?s).{1024,}?(?<!▁)[ \n]|.+")
 WHOLE = re.compile(r"(?s).+")
 CHUNKS_AT_A_TIME = 4096
-# A model's normaliser has this name if its texts go through `flash_tf.data.visible` first.
+# A model's normalizer has this name if its texts go through `flash_tf.data.visible` first.
 KEEPS_WHITESPACE = "flash_tf_visible"
 BYTES_FROM = 1000  # pieces; a smaller vocabulary has a piece for each character of the sample, not for each byte
 
@@ -51,7 +51,7 @@ class SentencePiece(Tokenizer):
     last two ids; pad and eos do so too where they are missing. Text with a piece that is lost to them gets `unk_id`; a
     model with byte fallback spells it by other pieces.
 
-    The model decides the normalisation. T5's, NFKC, changes characters, and makes every run of blanks and newlines one
+    The model decides the normalization. T5's, NFKC, changes characters, and makes every run of blanks and newlines one
     blank. A model that `train` made changes no character, and with `whitespace="keep"` no white space: `decode` then
     gives exactly the text that `encode` read.
 
@@ -120,9 +120,9 @@ class SentencePiece(Tokenizer):
     def _encode(self, texts: list[str]) -> list[np.ndarray]:
         """The ids of prepared texts.
 
-        A text is tokenised in chunks of about a thousand characters that end at a blank, which no piece crosses. The
+        A text is tokenized in chunks of about a thousand characters that end at a blank, which no piece crosses. The
         sum of scores of a longer text, in float32, would be too coarse to choose between two ways to cut a word. If
-        white space is spelled visibly, each word is tokenised alone.
+        white space is spelled visibly, each word is tokenized alone.
         """
         chunk = visible.WORD if self.visibly else CHUNK if self.spaced else WHOLE
         cut = [chunk.findall(text) for text in texts]
@@ -239,7 +239,7 @@ def _why_training_failed(message, vocabulary_size):
 
 
 def _named(model):
-    """The model with a name for its normaliser that tells every loader to keep white space."""
+    """The model with a name for its normalizer that tells every loader to keep white space."""
     proto = sentencepiece_model_pb2.ModelProto.FromString(model)
     proto.normalizer_spec.name = KEEPS_WHITESPACE
     return proto.SerializeToString(deterministic=True)

@@ -19,7 +19,7 @@ class DiagAttention(LinearMixer):
     """`out = W_o concat_h(attend(q_h, k_h, v_h))` among the tokens of a block, with biases.
 
     Source: TransNormer (arXiv:2210.10340), section 4.2; see `kernels_xla.diag_attention`. T1 takes "relu" and
-    normalises the sums of all heads together; T2 takes "softmax".
+    normalizes the sums of all heads together; T2 takes "softmax".
 
     Matrices start from N(0, 0.02), as in every system here and in the authors' masked models. The authors' causal
     models start from Xavier's distribution, 0.044 at a width of 512.

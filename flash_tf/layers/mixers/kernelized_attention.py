@@ -11,7 +11,7 @@ from kernels_xla.kernelized_attention import SPEC
 @MIXERS.register("kernelized_attention")
 @keras.saving.register_keras_serializable("flash_tf")
 class KernelizedAttention(BidirectionalMixer):
-    """`out = W_o concat_h(sum_j exp(-|q_h - k_hj|^2 / (2 sqrt(s))) v_hj)`. The weights are not normalised.
+    """`out = W_o concat_h(sum_j exp(-|q_h - k_hj|^2 / (2 sqrt(s))) v_hj)`. The weights are not normalized.
 
     Source: Skyformer (arXiv:2111.00035), section 3; see `kernels_xla.kernelized_attention`.
 

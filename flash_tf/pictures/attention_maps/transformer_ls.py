@@ -7,10 +7,10 @@ from flash_tf.pictures.formulas import array, cut, dense, heads, softmax, togeth
 
 
 def parts(mixer, x: np.ndarray) -> list[Part]:
-    """The sum over the window, and the sum over the normalised landmarks; see the folder."""
+    """The sum over the window, and the sum over the normalized landmarks; see the folder."""
     h, n, c, r = mixer.heads, len(x), mixer.chunk_size, mixer.landmarks
     q, k, v = cut(dense(mixer.in_projection, x), [mixer.width] * 3)
-    q, k, v = (heads(part, h) for part in (q, _normalised(mixer.near_norm, k), _normalised(mixer.near_norm, v)))
+    q, k, v = (heads(part, h) for part in (q, _normalized(mixer.near_norm, k), _normalized(mixer.near_norm, v)))
     at = np.arange(n)
     own = at // c if mixer.causal else np.zeros(n, int)  # what is summed together
     first = at[:, None] // c * c - (c if mixer.causal else c // 2)
@@ -20,7 +20,7 @@ def parts(mixer, x: np.ndarray) -> list[Part]:
     weight = np.exp(heads(x @ array(mixer.landmark_projection.kernel), h))  # [h, n, r]
     share = np.concatenate([np.swapaxes(weight * (own == g)[:, None], -1, -2) for g in range(own[-1] + 1)], axis=1)
     share /= share.sum(axis=-1, keepdims=True)
-    far_k, far_v = (heads(_normalised(mixer.far_norm, together(share @ part)), h) for part in (k, v))
+    far_k, far_v = (heads(_normalized(mixer.far_norm, together(share @ part)), h) for part in (k, v))
     sees = np.repeat(far[:, np.unique(own, return_index=True)[1]], r, axis=1)  # a segment as its first token
     weights = softmax(q, np.concatenate([k, far_k], axis=1), np.concatenate([near, sees], axis=1))
     local, distant = weights[:, :, :n], weights[:, :, n:]
@@ -31,7 +31,7 @@ def parts(mixer, x: np.ndarray) -> list[Part]:
     ]
 
 
-def _normalised(norm, x):
+def _normalized(norm, x):
     """The layer norm of `[n, d]`."""
     centred = x - x.mean(axis=-1, keepdims=True)
     centred /= np.sqrt(np.mean(centred**2, axis=-1, keepdims=True) + norm.epsilon)

@@ -16,7 +16,7 @@ ROWS, TOKENS, NEW = 2, 19, 12  # a prime length: never a multiple of a chunk
 
 
 def randomized(model, seed=0):
-    """The model with weights far from any initialisation, so that no norm, bias or gate is idle."""
+    """The model with weights far from any initialization, so that no norm, bias or gate is idle."""
     torch.manual_seed(seed)
     with torch.no_grad():
         for name, weight in ((name, weight) for name, weight in model.named_parameters() if weight.requires_grad):

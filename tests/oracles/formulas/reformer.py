@@ -7,7 +7,7 @@ TIMED = {"chunk_size": 64, "buckets": 64, "rounds": 2, "seed": 0}
 
 
 def reformer(q, v, *, chunk_size, buckets, rounds, seed, padding_mask=None):
-    """Softmax over the other tokens of two chunks of the text sorted by bucket. All rounds share one normaliser."""
+    """Softmax over the other tokens of two chunks of the text sorted by bucket. All rounds share one normalizer."""
     out = np.zeros(v.shape)
     drawn = np.random.default_rng(seed).normal(size=(q.shape[-1], rounds, buckets // 2))
     for row, own in texts(v, padding_mask):

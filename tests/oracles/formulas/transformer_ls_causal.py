@@ -6,7 +6,7 @@ CASES = ({"chunk_size": 4, "causal": True},)
 TIMED = {"chunk_size": 64, "causal": True}
 
 
-def normalised(x, scale, offset):
+def normalized(x, scale, offset):
     """Layer norm of `[h, s]`."""
     return (x - x.mean()) / np.sqrt(x.var() + 1e-5) * scale + offset
 
@@ -26,7 +26,7 @@ def transformer_ls_causal(
     padding_mask=None,
     segment_ids=None,
 ):
-    """One softmax over i's segment up to i, the segment before, and each earlier segment's normalised sums.
+    """One softmax over i's segment up to i, the segment before, and each earlier segment's normalized sums.
 
     A sum covers the segment's tokens of i's document. A softmax of their scores gives the weights.
     """
@@ -41,8 +41,8 @@ def transformer_ls_causal(
             weights = np.exp(scores[row, members]) / np.exp(scores[row, members]).sum(axis=0)  # [m, h, r]
             for t in range(scores.shape[-1]):
                 share = weights[..., t, None]
-                far_k.append(normalised((share * k[row, members]).sum(axis=0), k_scale, k_offset))
-                far_v.append(normalised((share * v[row, members]).sum(axis=0), v_scale, v_offset))
+                far_k.append(normalized((share * k[row, members]).sum(axis=0), k_scale, k_offset))
+                far_v.append(normalized((share * v[row, members]).sum(axis=0), v_scale, v_offset))
         for head in range(v.shape[2]):
             keys = np.array([*k[row, near, head], *(x[head] for x in far_k)])
             found = np.exp(keys @ q[row, i, head] / np.sqrt(q.shape[-1]))
