@@ -25,7 +25,8 @@ class HarnessModel(LM):
 
     Args:
       model: A causal language model that can stream, with its tokenizer.
-      window: The most tokens that it reads together; see `Scorer`. Longer contexts lose their beginning.
+      window: The most tokens that it reads together; see `Scorer`. Longer contexts lose their beginning. A generated
+        text takes up to half of the window, whatever a task allows.
 
     Raises:
       ValueError: The model is not causal, cannot stream, or has no tokenizer.
@@ -68,6 +69,7 @@ class HarnessModel(LM):
     def _continued(self, rows, sampler, most, until):
         """The texts that follow rows of ids."""
         if self.window is not None:
+            most = min(most, max(1, self.window // 2))
             rows = [row[-max(1, self.window - most) :] for row in rows]
         decode, end = self.model.tokenizer.decode, self.model.tokenizer.eos_id
         before, added, texts = [len(decode(row)) for row in rows], [[] for _ in rows], [""] * len(rows)

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 
+from kernels_xla.common import cross_entropy as module
 from kernels_xla.common.cross_entropy import cross_entropy
 from tests import numerics
 from tests.backends import compiled, tensors, to_numpy, value_and_gradients
@@ -91,3 +92,15 @@ def test_no_bias_is_a_bias_of_zeros():
     x, table = (tensors(arrays, "float32")[name] for name in ("x", "table"))
     got = cross_entropy(x, table, None, keras.ops.convert_to_tensor(labels, "int32"), np.float32(weights), block=8)
     assert numerics.relative_error(to_numpy(got), want) < numerics.FLOAT32
+
+
+def test_a_program_has_one_block_for_all(monkeypatch):
+    """Else XLA compiles each, and may have the logits of several in memory together."""
+    traced, block = [], module._block
+    monkeypatch.setattr(module, "_block", lambda *inputs: traced.append(None) or block(*inputs))
+    counts = []
+    for size in (T, 2):
+        traced.clear()
+        measured(size, wrap=compiled)
+        counts.append(len(traced))
+    assert 0 < counts[0] and counts[1] <= 2 * counts[0]  # JAX traces a loop's body once more for its shapes

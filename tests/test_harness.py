@@ -201,7 +201,8 @@ def test_generation_ends_before_the_first_stop_sequence_of_each_task(case):
         model.generate_until([request(text, {"num_beams": 3})])
 
 
-def test_a_context_longer_than_the_window_loses_its_beginning(case):
+@pytest.mark.parametrize(("most", "kept_of_window"), [(4, 20), (256, 12)])  # 256 is the harness' own default
+def test_a_context_longer_than_the_window_loses_its_beginning(case, most, kept_of_window):
     from flash_tf.harness import HarnessModel
 
     keras.utils.set_random_seed(2)
@@ -212,10 +213,10 @@ def test_a_context_longer_than_the_window_loses_its_beginning(case):
     model.tokenizer = case[1].tokenizer
     text = " ".join(row["q"] for row in case[3]["choice"])
     ids = model.tokenizer.encode([text])[0].tolist()
-    found = HarnessModel(model, 24).generate_until([request(text, {"max_gen_toks": 4})])
-    (want,) = model.generate([ids[-20:]], 4, stop_tokens=(model.tokenizer.eos_id,))
-    kept = model.tokenizer.decode(ids[-20:])
-    assert found == [model.tokenizer.decode([*ids[-20:], *want])[len(kept) :]]
+    found = HarnessModel(model, 24).generate_until([request(text, {"max_gen_toks": most})])
+    read = ids[-kept_of_window:]
+    (want,) = model.generate([read], 24 - kept_of_window, stop_tokens=(model.tokenizer.eos_id,))
+    assert found == [model.tokenizer.decode([*read, *want])[len(model.tokenizer.decode(read)) :]]
 
 
 def test_the_command_prints_the_metrics_and_names_a_task_that_is_not_there(case, tmp_path):

@@ -16,8 +16,9 @@ def add_arguments(parser) -> None:
 
 
 def run(args, log) -> None:
-    from flash_tf.training import sweep
+    from flash_tf.training import run_directory, sweep
 
     name = args.config.removesuffix(".yaml").strip("./").replace("/", "-")
-    found = sweep.sweep(args.config, args.set, args.model_dir or f"runs/{name}-sweep", log.progress())
+    begins = lambda model_dir: log.move(f"{model_dir}/{run_directory.LOG}")  # noqa: E731
+    found = sweep.sweep(args.config, args.set, args.model_dir or f"runs/{name}-sweep", log.progress(), begins)
     show(found if args.json else sweep.as_text(found), args.json)

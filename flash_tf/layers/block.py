@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Self
 
 import keras
+from keras import ops
 
 from flash_tf.layers.common import quantized
 from flash_tf.layers.masking import zero_padding
@@ -136,12 +137,14 @@ class ResidualBlock(Recomputed, keras.layers.Layer):
         precomputed: dict | None = None,
     ) -> tuple[Tensor, State]:
         """The next tokens of each row, `[b, k, d]` -> `([b, k, d], state)`; see `flash_tf.layers.mixers`."""
+        x = ops.cast(x, self.compute_dtype)
         inputs = x if self.post_norm else normalized(self.norm, x)
         if hasattr(self.inner, "extend"):
             y, state = self.inner.extend(inputs, state, positions, valid, precomputed)
         else:
             y = self.inner(inputs)
-        return (normalized(self.norm, x + y) if self.post_norm else x + y), state
+        y = x + ops.cast(y, self.compute_dtype)
+        return (normalized(self.norm, y) if self.post_norm else y), state
 
     def get_config(self) -> dict[str, Any]:
         inner = keras.saving.serialize_keras_object(self.inner)

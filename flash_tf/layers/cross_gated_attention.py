@@ -47,6 +47,7 @@ class CrossGatedAttention(keras.layers.Layer):
         if key_dim < 1 or expansion < 1:
             raise ValueError(f"CrossGatedAttention needs key_dim and expansion >= 1, got {key_dim} and {expansion}")
         self.key_dim, self.expansion = key_dim, expansion
+        self.supports_masking = True
 
     def build(self, x_shape: tuple, memory_shape: tuple) -> None:
         self.width, inner = x_shape[-1], self.expansion * x_shape[-1]
@@ -71,8 +72,11 @@ class CrossGatedAttention(keras.layers.Layer):
         training: bool | None = None,
         x_mask: Tensor | None = None,
     ) -> Tensor:
-        x, _ = zero_padding(x, padding_mask, mask=x_mask)
-        memory, memory_mask = zero_padding(memory, memory_mask)
+        for name, text in (("x", x), ("memory", memory)):
+            if len(text.shape) != 3:
+                raise ValueError(f"{self.name} needs {name} of the shape [b, n, d], got {tuple(text.shape)}")
+        x, padding_mask = zero_padding(x, padding_mask, mask=x_mask)
+        memory, memory_mask = zero_padding(memory, memory_mask, name="memory_mask")
         widths = [self.expansion * self.width, self.key_dim]
         u, z = parts_of(self.query_projection, x, widths, ops.silu)
         v, z_memory = parts_of(self.memory_projection, memory, widths, ops.silu)

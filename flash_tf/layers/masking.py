@@ -13,19 +13,23 @@ def padding_of(x: Tensor, padding_mask: Tensor | None, mask: Tensor | None) -> T
 
     Args:
       x: `[b, n, ...]`, which may carry a mask of `keras.layers.Embedding(mask_zero=True)` or `keras.layers.Masking`.
-      padding_mask: Bool `[b, n]`, True at real tokens; or None.
+      padding_mask: Bool `[b, n]`, True at real tokens; or None. Of numbers, 0 is padding.
       mask: The `mask` argument that Keras passes to a layer's call; or None.
 
     Returns:
       Bool `[b, n]` or None.
     """
-    if padding_mask is not None:
-        return padding_mask
-    return get_keras_mask(x) if mask is None else mask
+    if padding_mask is None:
+        padding_mask = get_keras_mask(x) if mask is None else mask
+    return None if padding_mask is None else ops.cast(padding_mask, "bool")
 
 
 def zero_padding(
-    x: Tensor, padding_mask: Tensor | None, segment_ids: Tensor | None = None, mask: Tensor | None = None
+    x: Tensor,
+    padding_mask: Tensor | None,
+    segment_ids: Tensor | None = None,
+    mask: Tensor | None = None,
+    name: str = "padding_mask",
 ) -> tuple[Tensor, Tensor | None]:
     """`x` with zeros at padding, and its padding mask.
 
@@ -37,6 +41,7 @@ def zero_padding(
       padding_mask: See `padding_of`.
       segment_ids: Integers `[b, n]`, 0 at padding; or None.
       mask: See `padding_of`.
+      name: What the caller calls its padding mask.
 
     Returns:
       `[b, n, d]`, and bool `[b, n]` or None.
@@ -45,7 +50,7 @@ def zero_padding(
       ValueError: A mask has another shape than `[b, n]`.
     """
     padding_mask = padding_of(x, padding_mask, mask)
-    _check_shape("padding_mask", padding_mask, x)
+    _check_shape(name, padding_mask, x)
     _check_shape("segment_ids", segment_ids, x)
     ids = documents(padding_mask, segment_ids)
     return (x if ids is None else zero_outside(x, ops.expand_dims(ids > 0, -1))), padding_mask

@@ -22,14 +22,14 @@ def token_positions(x: Tensor, segment_ids: Tensor | None = None) -> Tensor:
 
 
 def runtime_zero(x: Tensor) -> Tensor:
-    """A zero that no compiler can know before the program runs: min(first number of `x`, 0).
+    """A zero that no compiler can know before the program runs: min(first number of `x`, 0), 0 for an empty `x`.
 
     A compiler stores tables of sines and cosines over constant positions in the exported program, at every use.
 
     Args:
       x: Integers that are never negative, of any shape: token ids, positions.
     """
-    return ops.minimum(ops.cast(ops.reshape(x, (-1,))[0], "int32"), 0)
+    return ops.minimum(ops.sum(ops.cast(ops.reshape(x, (-1,))[:1], "int32")), 0)
 
 
 def _running_maximum(x):

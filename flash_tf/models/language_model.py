@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from flash_tf import presets, renamed
@@ -169,6 +170,7 @@ class LanguageModel(Recomputed, keras.Model):
         self._make_embeddings(same)
         self.blocks = []
         for i, kind in enumerate(self.kinds):
+            self._check_direction(kind)
             mixer = MIXERS.build(kind, causal=self.causal, name="mixer", **same)
             self.blocks.append(self._block(mixer, "mixer", i))
             if self.feedforward is not None:
@@ -182,6 +184,12 @@ class LanguageModel(Recomputed, keras.Model):
             )
         epsilon = self.norm_epsilon if self.head_norm_epsilon is None else self.head_norm_epsilon
         self.final_norm = normalizer(self.head_norm or self.norm, epsilon, name="final_norm", **same)
+
+    def _check_direction(self, kind):
+        named = isinstance(kind, Mapping) and kind.get("type") in MIXERS.names()  # `build` names what is wrong
+        if named and not self.causal and getattr(MIXERS.get(kind["type"]), "causal_only", False):
+            name = type(self).__name__
+            raise ValueError(f"{name} reads a text both ways, which mixer {kind['type']!r} cannot: take another mixer")
 
     def _block(self, inner, name, i):
         again = self.remat is True or i < self.remat
@@ -248,11 +256,16 @@ class LanguageModel(Recomputed, keras.Model):
         """Token ids `[b, n]` -> normalized activations `[b, n, d]` of the last layer.
 
         A text is one row, and a list of texts one row each. Shorter rows are padded on the right with zeros.
+
+        Raises:
+          ValueError: Token ids have another shape, or a text has no tokens.
         """
         if isinstance(token_ids, str) or (isinstance(token_ids, list) and isinstance(token_ids[0], str)):
             token_ids, padding_mask = self._padded([token_ids] if isinstance(token_ids, str) else token_ids)
             x = self.encode(token_ids, padding_mask=padding_mask)
             return ops.where(padding_mask[..., None], x, ops.zeros_like(x))
+        if len(shape := tuple(np.shape(token_ids))) != 2:
+            raise ValueError(f"{self.name} needs token ids of the shape [b, n], got {shape}")
         masks = {"padding_mask": padding_mask, "segment_ids": segment_ids}
         if positions is None:
             positions = token_positions(token_ids, segment_ids) + runtime_zero(token_ids)
@@ -264,7 +277,7 @@ class LanguageModel(Recomputed, keras.Model):
             return block(x, **masks, **prefix, positions=positions, training=training)
 
         stride, segment = len(self.blocks) // self.depth, len(self.blocks) // len(listed(self.mixer))
-        loop = bool(training) and all(block.remat for block in self.blocks)
+        loop = all(block.remat for block in self.blocks)
         for i in range(0, len(self.blocks), segment):  # whose mixers are of one kind
             x = block_loop.through(self.blocks[i : i + segment], stride, x, call, loop)
         return self.final_norm(self.project(x))

@@ -100,7 +100,7 @@ class Metrics:
 
 
 class Save:
-    """Saves a checkpoint when the steps pass a multiple of `every`."""
+    """Saves a checkpoint when the steps are a multiple of `every`. A loop must not go beyond `steps_until`."""
 
     def __init__(self, save: Callable[[], None], step: Any, every: int):
         self._save, self._step, self._every = save, step, every
@@ -111,6 +111,10 @@ class Save:
         if step // self._every > self._last // self._every:
             self._save()
         self._last = step
+
+    def steps_until(self, done: int) -> int:
+        """Steps from here to the next multiple."""
+        return self._every - done % self._every
 
 
 class Profiler:

@@ -24,6 +24,7 @@ from flash_tf.training.progress import Progress
 from flash_tf.training.restore import load_tokenizer
 from flash_tf.training.tasks import TaskObjective, objective_of
 
+EVALUATED_AT_ONCE = 2**14  # tokens on a replica; an evaluation has the logits of all
 WAIT = 600  # seconds that other workers give the chief to make a tokenizer
 
 
@@ -50,6 +51,12 @@ def prepared_text(config: Config, packing: Packing | RowPacking, tokenizer: Toke
         return None
     source.prepared.check(packing, tokenizer.fingerprint)
     return source.prepared
+
+
+def evaluated_rows(config: Config, replicas: int = 1) -> int:
+    """Windows of an evaluation's batch: each replica has one at least, and no more than a micro-batch of training."""
+    trained = config.batch_size // replicas // config.train.accumulate
+    return replicas * max(1, min(EVALUATED_AT_ONCE // config.data.sequence_length, trained))
 
 
 def evaluation_batches(

@@ -17,7 +17,7 @@ from flash_tf.data.tokenizer import Tokenizer
 from flash_tf.profiling import latency
 from flash_tf.training import actions, given, maintenance, mirror, modelling, preflight, profile, run_directory, workers
 from flash_tf.training.evaluator import Evaluator, TaskEvaluator
-from flash_tf.training.inputs import evaluation_batches
+from flash_tf.training.inputs import evaluated_rows, evaluation_batches
 from flash_tf.training.owner import Owner
 from flash_tf.training.progress import Progress, evaluation_parts, peak_flops
 from flash_tf.training.restore import restore
@@ -26,8 +26,6 @@ from flash_tf.training.strategy import device_name, is_chief, make_strategy
 from flash_tf.training.tasks import TaskObjective, objective_of
 from flash_tf.training.tensorflow_run import errors_of, make_trainer, open_run
 from flash_tf.training.trainer import uses_xla
-
-EVALUATED_AT_ONCE = 2**14  # tokens of a batch of `evaluate`: one device may not hold the batch of many
 
 
 def train(
@@ -85,7 +83,7 @@ def _train(run, owner, copy):
         run.model,
         run.tokenizer,
         strategy=run.strategy,
-        batch_size=config.batch_size // config.train.accumulate,
+        batch_size=evaluated_rows(config, run.strategy.num_replicas_in_sync),
         progress=progress,
     )
     metrics = actions.Metrics(
@@ -104,6 +102,7 @@ def _train(run, owner, copy):
         config.profile, trainer, run.step, folder, functools.partial(_finish_profile, run, metrics)
     )
 
+    save = actions.Save(run.save, run.step, config.train.checkpoint_every)
     orbit_in_log = contextlib.redirect_stdout(sys.stderr)  # the command line points it at its log
     with actions.Signals(run.save, stream.stop, trainer, progress) as signals, profiler, orbit_in_log:
         controller = orbit.Controller(
@@ -111,14 +110,16 @@ def _train(run, owner, copy):
             trainer=trainer,
             evaluator=evaluator,
             strategy=run.strategy,
-            steps_per_loop=lambda done: profiler.steps_per_loop(done, trainer.steps_per_loop),
+            steps_per_loop=lambda done: min(
+                profiler.steps_per_loop(done, trainer.steps_per_loop), save.steps_until(done)
+            ),
             summary_dir=f"{model_dir}/summaries" if run.chief else None,
             eval_summary_dir=f"{model_dir}/summaries/validation" if run.chief else None,
             train_actions=[
                 lambda output: owner.check(),
                 actions.CheckFinite(trainer, run.step, run.diverged),
                 metrics,
-                actions.Save(run.save, run.step, config.train.checkpoint_every),
+                save,
                 profiler,
                 signals,
             ],
@@ -157,7 +158,7 @@ def evaluate(model_dir: str, progress: Progress, checkpoint: str | int = "best",
         trained.model,
         trained.tokenizer,
         strategy=tf.distribute.get_strategy(),
-        batch_size=min(max(1, EVALUATED_AT_ONCE // config.data.sequence_length), config.batch_size),
+        batch_size=evaluated_rows(config),
         progress=progress,
     )
     return {"step": trained.step, **evaluator.evaluate(None)}

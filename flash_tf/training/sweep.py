@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from flash_tf import config as configs
@@ -14,7 +14,13 @@ from flash_tf.training.strategy import check_tensorflow
 OPEN, CLOSE = "[{", "]}"
 
 
-def sweep(name: str, overrides: Iterable[str], folder: str, progress: Progress) -> dict:
+def sweep(
+    name: str,
+    overrides: Iterable[str],
+    folder: str,
+    progress: Progress,
+    begins: Callable[[str], None] = lambda model_dir: None,
+) -> dict:
     """Trains a config with every combination of values, each in a folder of its own. Finished runs stay as they are.
 
     Args:
@@ -22,6 +28,7 @@ def sweep(name: str, overrides: Iterable[str], folder: str, progress: Progress) 
       overrides: Strings `key.of.option=value`, or `key.of.option=value,value` for values to choose from.
       folder: The local folder of the runs' folders.
       progress: Shows the state of the runs.
+      begins: Called with the folder of each run once it is the run's.
 
     Returns:
       `runs`, for each the values that differ, its `model_dir` and the figures of its best evaluation by
@@ -34,17 +41,23 @@ def sweep(name: str, overrides: Iterable[str], folder: str, progress: Progress) 
     varied = [key for key, values in choices.items() if len(values) > 1]
     if not varied:
         raise ValueError("sweep needs a --set with values to choose from, as optimizer.learning_rate=1e-4,3e-4")
+    if "train.deterministic" in varied:
+        raise ValueError("sweep trains in one process, which train.deterministic is for as a whole: give it one value")
     combinations = [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
     experiments = [configs.load(name, [f"{key}={value}" for key, value in one.items()]) for one in combinations]
     values = [{key: one[key] for key in varied} for one in combinations]
     folders = [f"{folder}/{','.join(f'{key}={value}' for key, value in one.items())}" for one in values]
     for experiment, model_dir in zip(experiments, folders, strict=True):
         check_tensorflow(experiment.strategy)
+        if experiment.strategy.type == "multi_worker":
+            raise ValueError(
+                "sweep trains in one process, and multi_worker needs one for each run: use `flash-tf train`"
+            )
         preflight.check(experiment, model_dir)
     rows = []
     for chosen, experiment, model_dir in zip(values, experiments, folders, strict=True):
         progress.line(f"training {model_dir}")
-        rows.append({**chosen, "model_dir": model_dir, **_trained(experiment, model_dir, progress)})
+        rows.append({**chosen, "model_dir": model_dir, **_trained(experiment, model_dir, progress, begins)})
     metric, done = experiments[0].evaluation.metric, [row for row in rows if "diverged" not in row]
     if not done:
         raise ValueError(f"all {len(rows)} runs of the sweep diverged, the last one so: {rows[-1]['diverged']}")
@@ -64,10 +77,10 @@ def _choices(override):
     return key, [value.strip() for value in values]
 
 
-def _trained(experiment, model_dir, progress):
+def _trained(experiment, model_dir, progress, begins):
     """The figures of a run's best evaluation. A run that diverges is an answer too, and the others go on."""
     try:
-        loop.train(experiment, model_dir, progress)
+        loop.train(experiment, model_dir, progress, begins=lambda: begins(model_dir))
     except DivergedError as error:
         progress.line(f"{model_dir} diverged: {error}")
         return {"diverged": str(error)}

@@ -1,8 +1,8 @@
 """Cross-entropy of a language model's head, without the logits of all tokens at once.
 
 The head is the widest layer of a small model. Its logits in float32, with their gradients, would take more memory than
-all other activations. Tokens therefore go in blocks. Each block computes its gradients in the forward pass, while its
-logits exist.
+all other activations. Tokens therefore go in blocks, which take turns. Each block computes its gradients in the forward
+pass, while its logits exist.
 """
 
 from keras import ops
@@ -31,7 +31,7 @@ def cross_entropy(
       bias: `[V]`, or None.
       labels: int32 `[t]`, below V.
       weights: `[t]`, float32. A weight of 0 leaves a token out. Weights get no gradient.
-      block: Number of tokens whose logits exist at the same time on a device.
+      block: The most tokens whose logits exist at the same time on a device. Blocks have equal sizes.
       devices: How many hold equal parts of the tokens, in order. A block has tokens of each.
 
     Returns:
@@ -56,18 +56,42 @@ def cross_entropy(
 def _in_blocks(x, table, bias, labels, weights, block, devices):
     """The loss, and a function that returns its gradients, for `custom_gradient`."""
     tokens = [ops.reshape(one, (devices, -1, *one.shape[1:])) for one in (x, labels, weights)]
-    at = range(0, x.shape[0] // devices, block)
-    blocks = ([ops.reshape(one[:, i : i + block], (-1, *one.shape[2:])) for one in tokens] for i in at)
-    losses, dx, dtable, dbias = zip(*(_block(part, table, bias, *of_part) for part, *of_part in blocks), strict=True)
-    dx = ops.concatenate([ops.reshape(one, (devices, -1, x.shape[1])) for one in dx], axis=1)
-    dx, dtable, dbias = ops.reshape(dx, x.shape), sum(dtable), sum(dbias)
+    count = -(-tokens[0].shape[1] // block)
+    if count == 1:
+        loss, dx, dtable, dbias = _block(x, table, bias, labels, weights)
+    else:
+        loss, dx, dtable, dbias = _in_turn(*tokens, table, bias, count)
 
     def gradient(*arguments, upstream=None):  # Keras passes it by name on JAX, by position on TensorFlow
         factor = arguments[0] if upstream is None else upstream
         scaled = lambda d, like: ops.cast(factor * ops.cast(d, factor.dtype), like.dtype)  # noqa: E731
         return scaled(dx, x), scaled(dtable, table), scaled(dbias, bias), *map(ops.zeros_like, (labels, weights))
 
-    return sum(losses), gradient
+    return loss, gradient
+
+
+def _in_turn(x, labels, weights, table, bias, count):
+    """As `_block` for inputs `[devices, t, ...]`, in blocks of equal size that take turns in a loop.
+
+    One after the other in the program, they would be compiled as often, and XLA may have the logits of several at once.
+    """
+    devices, t, d = x.shape
+    size = -(-t // count)
+    padded = lambda one: ops.pad(one, [(0, 0), (0, count * size - t), *[(0, 0)] * (len(one.shape) - 2)])  # noqa: E731
+    parts = [ops.reshape(padded(one), (devices, count, size, *one.shape[2:])) for one in (x, labels, weights)]
+
+    def add(i, sums):
+        loss, dx, dtable, dbias = sums
+        part, *of_part = (ops.reshape(one[:, i], (devices * size, *one.shape[3:])) for one in parts)
+        more, d_part, *others = _block(part, table, bias, *of_part)
+        d_part = ops.reshape(d_part, (devices, 1, size, d))
+        return loss + more, ops.slice_update(dx, (0, i, 0, 0), d_part), dtable + others[0], dbias + others[1]
+
+    wide = weights.dtype
+    zeros = ops.zeros((), wide), ops.zeros_like(parts[0]), ops.zeros(table.shape, wide), ops.zeros(bias.shape, wide)
+    loss, dx, dtable, dbias = ops.fori_loop(0, count, add, zeros)
+    dx = ops.reshape(dx, (devices, count * size, d))[:, :t]
+    return loss, ops.reshape(dx, (devices * t, d)), dtable, dbias
 
 
 def _block(x, table, bias, labels, weights):

@@ -1,6 +1,7 @@
 """What every language model must satisfy, on every backend, beside what every model must."""
 
 import inspect
+import re
 
 import keras
 import numpy as np
@@ -76,7 +77,7 @@ def test_a_model_is_causal_exactly_when_it_says_so(kind, mixer):
     takes = inspect.signature(MIXERS.get(mixer)).parameters
     mixed = {"type": mixer, **{k: v for k, v in options.items() if k in takes}}
     refused = {
-        "causal_only": (False, r"^\w+ is causal by definition: it needs causal true, got False$"),
+        "causal_only": (False, r"^\w+ reads a text both ways, which mixer '\w+' cannot: take another mixer$"),
         "never_causal": (True, r"^\w+ reads the whole text: it needs causal false, got True$"),
     }
     for attribute, (causal, message) in refused.items():
@@ -88,6 +89,22 @@ def test_a_model_is_causal_exactly_when_it_says_so(kind, mixer):
     changed = np.where(np.arange(N) < 20, ids, (ids + 1) % V)
     same = relative_error(to_numpy(model(changed))[:, :20], to_numpy(model(ids))[:, :20]) < FLOAT32
     assert same == model.causal == (model.decode_state_bytes(N) is not None)
+
+
+@pytest.mark.one_backend
+def test_token_ids_of_another_shape_are_one_clear_error():
+    model, ids = model_of("causal_lm"), token_ids(B, N)
+    for wrong in (ids[0], ids[None]):
+        with pytest.raises(ValueError, match=re.escape(f"needs token ids of the shape [b, n], got {wrong.shape}")):
+            model.encode(wrong)
+
+
+@pytest.mark.one_backend
+@each_model
+def test_a_replica_may_have_no_row(kind):
+    """The last batch of an epoch has too few for all."""
+    model, ids = model_of(kind), token_ids(B, N)
+    assert to_numpy(model(ids[:0])).shape == (0, *to_numpy(model(ids)).shape[1:])
 
 
 @each_model

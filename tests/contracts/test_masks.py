@@ -83,6 +83,30 @@ def test_a_block_and_the_layers_behind_it_see_the_mask():
     assert relative_error(run(stack, LONG), run(stack, IDS)) < FLOAT32
 
 
+@every_mixer
+def test_a_padding_mask_may_have_any_number_at_real_tokens(kind, causal):
+    layer, x = made(kind, causal), embedding()(LONG)
+    want = to_numpy(layer(x, padding_mask=ops.convert_to_tensor(REAL)))[REAL]
+    for numbers in (LONG, -0.3 * LONG):
+        got = to_numpy(layer(x, padding_mask=ops.convert_to_tensor(numbers)))[REAL]
+        assert relative_error(got, want) < FLOAT32
+
+
+def test_what_follows_cross_attention_sees_the_mask():
+    layer = randomized(CrossGatedAttention(key_dim=16), [(None, None, D), (None, None, D)])
+    pooled = lambda x: keras.layers.GlobalAveragePooling1D()(layer(x, x))  # noqa: E731
+    assert relative_error(run(pooled, LONG), run(pooled, IDS)) < FLOAT32
+
+
+@pytest.mark.one_backend
+def test_bad_inputs_of_cross_attention_are_one_clear_error():
+    layer, x = CrossGatedAttention(key_dim=16), np.ones((B, LENGTH, D), "float32")
+    with pytest.raises(ValueError, match=re.escape(f"needs memory of the shape [b, n, d], got {(LENGTH, D)}")):
+        CrossGatedAttention(key_dim=16)(x, x[0])
+    with pytest.raises(ValueError, match=re.escape(f"memory_mask needs the shape [b, n] = {(B, LENGTH)} of the text")):
+        layer(x, x, memory_mask=np.ones((B, 3), bool))
+
+
 def test_cross_attention_takes_the_mask_of_its_memory():
     layer = randomized(CrossGatedAttention(key_dim=16), [(None, None, D), (None, None, D)])
     x = ops.convert_to_tensor(np.random.default_rng(3).normal(size=(B, 5, D)), dtype="float32")

@@ -9,6 +9,7 @@ from keras import ops
 from flash_tf.layers.block import ResidualBlock
 from flash_tf.layers.feedforward.glu import GLU
 from flash_tf.layers.mixers import MIXERS
+from flash_tf.layers.mixers.flash import MixedChunkAttention
 from flash_tf.models import MODELS
 from tests import tiers
 from tests.backends import compiled, on_jax_compiled, tensors, to_numpy
@@ -26,7 +27,7 @@ from tests.contracts.test_mixers import (
     outputs,
     thinned,
 )
-from tests.numerics import FLOAT32, random_pieces, relative_error
+from tests.numerics import BFLOAT16_LAYER, FLOAT32, random_pieces, relative_error
 
 V, C = 50, SMALL["chunk_size"]
 CAUSAL = [case for case in thinned(MIXERS) if is_causal(*case.values)]
@@ -279,6 +280,15 @@ def test_a_model_refuses_a_state_that_it_cannot_have():
         learned.initial_state(B, 10)
     with pytest.raises(ValueError, match="room for 9 tokens a row, got rows of 0 and 10 more"):
         learned.extend(ops.convert_to_tensor(token_ids(B, 10)), learned.initial_state(B, 9))
+
+
+def test_a_block_streams_around_a_layer_of_another_dtype():
+    mixer = MixedChunkAttention(chunk_size=8, key_dim=16, causal=True, dtype="mixed_bfloat16")
+    block, x = ResidualBlock(mixer), tensors({"x": normal(B, 5, D)}, "float32")["x"]
+    whole = block(x)
+    y, _ = block.extend(x, block.initial_state(B))
+    assert y.dtype == whole.dtype
+    assert relative_error(to_numpy(y), to_numpy(whole)) < BFLOAT16_LAYER
 
 
 def test_a_block_around_a_layer_that_sees_each_token_alone_has_no_state():

@@ -15,7 +15,7 @@ from flash_tf.training.average import average
 from flash_tf.training.checkpoints import MARKER, Checkpoints
 from flash_tf.training.optimizer import AdamW
 from flash_tf.training.restore import restore
-from tests.training import runs
+from tests.training import jax_child, runs
 
 DATA, INDEX = "variables.data-00000-of-00001", "variables.index"
 
@@ -332,3 +332,18 @@ def test_an_average_leaves_damaged_checkpoints_out_and_overwrites_nothing_of_oth
         average(str(copy), 2, str(tmp_path / "out"), lines.append)
     with pytest.raises(ValueError, match="--last must be 1 or more, got 0"):
         average(str(copy), 0, str(tmp_path / "new"), lines.append)
+
+
+@pytest.mark.parametrize("strategy", ["one_device", pytest.param("jax", marks=pytest.mark.full)])
+def test_checkpoints_are_of_the_steps_that_the_config_says_however_long_the_loops(tmp_path, strategy):
+    runs.corpus(tmp_path)
+    train = {"steps": 17, "steps_per_loop": 6, "checkpoint_every": 5, "keep": 9}
+    path = runs.write(tmp_path, train=train, evaluation={"every": 8})
+    if strategy == "jax":
+        assert jax_child.train(
+            [path, str(tmp_path / "model"), ["strategy.type=jax", "train.jit_compile=auto"], None]
+        ) == [""]
+    else:
+        runs.train(path, tmp_path / "model")
+    steps = [int(folder.name.removeprefix("step-")) for folder in runs.checkpoints(tmp_path / "model")]
+    assert steps == [5, 8, 10, 15, 16, 17]  # an evaluation saves one too

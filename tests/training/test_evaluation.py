@@ -10,6 +10,7 @@ import tensorflow as tf
 from flash_tf import config
 from flash_tf.data.packing import Packing
 from flash_tf.data.stream import EvaluationBatches
+from flash_tf.training import inputs
 from flash_tf.training.evaluation import summarize
 from flash_tf.training.evaluator import Evaluator, per_replica
 from flash_tf.training.inputs import make_cache, make_tokenizer
@@ -116,3 +117,18 @@ def test_no_thread_that_tunes_an_input_holds_up_the_end_of_its_iterator():
     context = tf.distribute.InputContext(num_replicas_in_sync=2)
     pipeline = per_replica(tf.data.Dataset.range(8).batch(4), 4, context)
     assert pipeline.options().autotune.enabled is False and [len(x) for x in pipeline] == [2] * 4
+
+
+@pytest.mark.parametrize(
+    ("length", "tokens", "accumulate", "replicas", "rows"),
+    [
+        (512, 2**16, 1, 1, 32),  # 2^14 tokens
+        (512, 2**13, 1, 1, 16),  # the batch of training
+        (512, 2**16, 8, 1, 16),  # its micro-batch
+        (512, 2**16, 1, 8, 128),  # of 16 on each replica
+        (2**15, 2**17, 1, 2, 2),  # one on each replica
+    ],
+)
+def test_an_evaluation_takes_less_memory_than_a_training_step(length, tokens, accumulate, replicas, rows):
+    sizes = [f"data.sequence_length={length}", f"train.tokens_per_step={tokens}", f"train.accumulate={accumulate}"]
+    assert inputs.evaluated_rows(config.load("wikipedia_lm/flash", sizes), replicas) == rows

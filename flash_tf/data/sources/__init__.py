@@ -31,7 +31,7 @@ class Source(Protocol):
         """The documents of one shard, always in the same order."""
 
     def identity(self) -> dict:
-        """Everything that decides the text: name, version, files, sizes. Equal identities mean the same text."""
+        """What decides the text: name, version, files, sizes. A text that is edited to the same size is not noticed."""
 
 
 class ExampleSource(Protocol):

@@ -1,5 +1,6 @@
 """Training of one config on JAX, in reading order."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 
 import jax
@@ -8,8 +9,9 @@ from flash_tf.config import Config
 from flash_tf.data.prepared import PreparedEvaluation
 from flash_tf.data.sources import SOURCES
 from flash_tf.training import actions, given, mirror, modelling, preflight, run_directory
-from flash_tf.training.inputs import evaluation_batches
+from flash_tf.training.inputs import evaluated_rows, evaluation_batches
 from flash_tf.training.on_jax import processes
+from flash_tf.training.on_jax.mesh import ROWS
 from flash_tf.training.on_jax.run import make_trainer, open_run
 from flash_tf.training.on_jax.summaries import summaries
 from flash_tf.training.on_jax.trainer import Evaluator
@@ -61,20 +63,21 @@ def _train(run, owner, copy, write):
         mirror=copy,
     )
     evaluations = run.records(run_directory.EVALUATIONS, run.evaluated)
+    save = actions.Save(run.save, run.step, config.train.checkpoint_every)
     with actions.Signals(run.save, trainer.stop_data, trainer, progress) as signals:
         after_loop = [
             lambda output: owner.check(),
             actions.CheckFinite(trainer, run.step, run.diverged),
             metrics,
             lambda output: write("", int(run.step.numpy()), trainer.means),
-            actions.Save(run.save, run.step, config.train.checkpoint_every),
+            save,
             signals,
         ]
         metrics.begin()
         for until in evaluation_steps(run):
             metrics.restart_clock()
             while (done := int(run.step.numpy())) < until:
-                trainer.train(min(until - done, trainer.steps_per_loop))
+                trainer.train(min(until - done, trainer.steps_per_loop, save.steps_until(done)))
                 for action in after_loop:
                     action(None)
             with signals.evaluation():
@@ -89,13 +92,12 @@ def _train(run, owner, copy, write):
 
 def _evaluator(run):
     config = run.config
-    rows = config.batch_size // config.train.accumulate
     batches = evaluation_batches(
         config,
         run.model_dir,
         run.model,
         run.tokenizer,
-        batch_size=rows,
+        batch_size=evaluated_rows(config, math.prod(run.program.mesh.shape[axis] for axis in ROWS)),
         progress=run.progress,
         of_prepared=PreparedEvaluation,
     )
