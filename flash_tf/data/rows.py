@@ -102,7 +102,9 @@ class RowCache(TokenCache):
         super().__init__(directory, source, tokenizer, split, on_progress)
 
     def _more(self) -> dict:
-        return {"rows": self._encoder.identity()}
+        checksums = getattr(self._source, "checksums", None)
+        contents = {} if checksums is None else {"contents": checksums(self.split)}
+        return {"rows": self._encoder.identity(), **contents}
 
     def _read(self, index: int) -> RowShard | None:
         try:

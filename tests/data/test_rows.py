@@ -170,3 +170,12 @@ def test_rows_are_read_in_the_order_of_a_stream_and_once_through_for_evaluation(
     assert labels[:50].tolist() == list(range(50)) and np.isnan(labels[50:]).all() and len(labels) == 56
     other = RowCache(tmp_path, source, Words(), "train", TextEncoder(Words(), 9, None, NumberLabel()))
     assert other.directory != cache.directory
+
+
+def test_a_label_that_is_corrected_is_read_anew(tmp_path):
+    path, encoder = tmp_path / "all.jsonl", TextEncoder(Words(), 8, None, NumberLabel())
+    for label in (3, 4):  # in a file of the same size
+        path.write_text(json.dumps({"text": "ab", "label": label}) + "\n")
+        source = ExampleFiles(str(path), str(path))
+        shard = RowCache(tmp_path / "rows", source, Words(), "train", encoder).get(0)
+        assert shard.values["labels"].tolist() == [label]

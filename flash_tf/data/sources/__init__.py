@@ -39,6 +39,8 @@ class ExampleSource(Protocol):
 
     Attributes:
       labelled: Whether a causal model gets this source's examples, and not its documents.
+      checksums: `split -> list[int]`, which change with the content of the files, so that rows on disk are made anew; a
+        source without files has no such attribute.
       words: The words of a source of ids, by which a run's tokenizer spells them; other sources have no such attribute.
     """
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from flash_tf.data.example_formats import Record, format_of, listed, matching, tab_separated, with_sizes
+from flash_tf.data.example_formats import Record, checksums, format_of, listed, matching, tab_separated, with_sizes
 from flash_tf.data.sources import SOURCES
 
 
@@ -35,6 +35,9 @@ class ExampleFiles:
 
     def examples(self, split: str, shard: str) -> Iterator[Record]:
         return tab_separated(shard, self.keys) if shard.endswith(".tsv") else format_of(shard)(shard)
+
+    def checksums(self, split: str) -> list[int]:
+        return checksums(self.shards(split))
 
     def identity(self) -> dict:
         files = {split: with_sizes(self.shards(split)) for split in self.globs}

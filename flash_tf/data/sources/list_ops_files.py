@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from flash_tf.data import list_ops_words
-from flash_tf.data.example_formats import Record, listed, matching, tab_separated, with_sizes
+from flash_tf.data.example_formats import Record, checksums, listed, matching, tab_separated, with_sizes
 from flash_tf.data.list_ops_words import INDEX
 from flash_tf.data.sources import SOURCES
 
@@ -41,6 +41,9 @@ class ListOpsFiles:
             if wrong := [word for word in [*words, record["Target"]] if word not in INDEX]:
                 raise ValueError(f"{shard}, line {number} needs the words of ListOps, got {wrong[0]!r}")
             yield list_ops_words.example(words, int(record["Target"]))
+
+    def checksums(self, split: str) -> list[int]:
+        return checksums(self.shards(split))
 
     def identity(self) -> dict:
         return {"list_ops": {split: with_sizes(self.shards(split)) for split in self.globs}}
