@@ -258,7 +258,8 @@ def test_a_sweep_trains_a_run_for_each_value_and_names_the_best(folder, tmp_path
 
 
 def test_a_sweep_goes_on_after_a_run_that_diverges(folder, tmp_path, monkeypatch):
-    def train(experiment, model_dir, progress):
+    def train(experiment, model_dir, progress, begins):
+        begins()
         if experiment.optimizer.learning_rate > 1:
             raise DivergedError("the loss is not a number at step 2")
         Path(model_dir).mkdir()
@@ -266,7 +267,9 @@ def test_a_sweep_goes_on_after_a_run_that_diverges(folder, tmp_path, monkeypatch
 
     monkeypatch.setattr(loop, "train", train)
     path, lines = write(folder, "classifier", **CLASSES), runs.Lines()
-    found = sweep(path, ["optimizer.learning_rate=1.0e+9,0.02"], str(tmp_path), lines)
+    began = []
+    found = sweep(path, ["optimizer.learning_rate=1.0e+9,0.02"], str(tmp_path), lines, began.append)
+    assert began == [f"{tmp_path}/optimizer.learning_rate={rate}" for rate in ("1.0e+9", "0.02")]
     assert found["runs"][0]["diverged"] == "the loss is not a number at step 2"
     assert found["best"] == found["runs"][1] and found["best"]["loss"] == 0.5
     assert [line.split()[-1] for line in as_text(found).splitlines()] == ["loss", "diverged", "best"]
