@@ -25,9 +25,9 @@ def describe(config: Config, model: keras.Model, predicted: int) -> dict:
       `tokenizer`, its file or the kind that is trained; `parameters`, the trainable ones; `forward_flops_per_token` and
       `training_flops_per_token` (three times as many; causal attention counts half, recomputation does not count);
       `decode_state_bytes` of one sequence of this length, in bfloat16 with float32 sums, null if the model does not
-      decode; `activation_bytes`, an estimate for one micro-batch of each replica; `weight_and_optimizer_bytes`, in
-      float32, with weights that are not trained; `hosts`, the addresses of `strategy.workers`, null if the config names
-      none.
+      decode; `activation_bytes`, an estimate for the micro-batches that all replicas have at a time;
+      `weight_and_optimizer_bytes`, in float32, with weights that are not trained; `hosts`, the addresses of
+      `strategy.workers`, null if the config names none.
     """
     n, tokenizer = config.data.sequence_length, config.data.tokenizer
     forward = model.flops(n, predicted) / n

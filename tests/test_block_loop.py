@@ -60,17 +60,3 @@ def test_the_products_of_a_program_do_not_grow_with_the_depth():
         run, arguments = step(made(depth))
         products.append(run.lower(*arguments).as_text().count("dot_general"))
     assert products[0] == products[1] > 0
-
-
-def test_a_program_without_gradients_is_a_loop_too():
-    import jax
-
-    ids, products = np.arange(32).reshape(2, 16), []
-    for depth in (3, 9):
-        model = made(depth)
-        products.append(jax.jit(model).lower(ids).as_text().count("dot_general"))
-    assert products[0] == products[1] > 0
-    loose = made(9, remat=False)
-    for own, other in zip(loose.weights, model.weights, strict=True):
-        own.assign(other)
-    assert numerics.relative_error(to_numpy(model(ids)), to_numpy(loose(ids))) < numerics.FLOAT32

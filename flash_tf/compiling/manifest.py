@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST, CONFIG, TOKENIZER = "manifest.json", "config.yaml", "tokenizer.model"
 
 

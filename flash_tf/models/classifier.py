@@ -86,7 +86,7 @@ class Classifier(LanguageModel):
         x = ops.cast(x, sum_dtype(x))
         if padding_mask is None:
             return ops.cast(ops.mean(x, axis=1), self.compute_dtype)
-        real = ops.cast(padding_mask, x.dtype)[..., None]
+        real = ops.cast(ops.cast(padding_mask, "bool"), x.dtype)[..., None]
         total = ops.sum(ops.where(real > 0, x, ops.zeros_like(x)), axis=1)
         return ops.cast(total / ops.maximum(ops.sum(real, axis=1), 1.0), self.compute_dtype)
 

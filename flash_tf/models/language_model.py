@@ -277,7 +277,7 @@ class LanguageModel(Recomputed, keras.Model):
             return block(x, **masks, **prefix, positions=positions, training=training)
 
         stride, segment = len(self.blocks) // self.depth, len(self.blocks) // len(listed(self.mixer))
-        loop = all(block.remat for block in self.blocks)
+        loop = bool(training) and all(block.remat for block in self.blocks)
         for i in range(0, len(self.blocks), segment):  # whose mixers are of one kind
             x = block_loop.through(self.blocks[i : i + segment], stride, x, call, loop)
         return self.final_norm(self.project(x))

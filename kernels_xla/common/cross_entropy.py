@@ -31,7 +31,8 @@ def cross_entropy(
       bias: `[V]`, or None.
       labels: int32 `[t]`, below V.
       weights: `[t]`, float32. A weight of 0 leaves a token out. Weights get no gradient.
-      block: The most tokens whose logits exist at the same time on a device. Blocks have equal sizes.
+      block: The most tokens whose logits exist at the same time on a device; TensorFlow without XLA may take several
+        blocks at a time. Blocks have equal sizes.
       devices: How many hold equal parts of the tokens, in order. A block has tokens of each.
 
     Returns:

@@ -150,6 +150,8 @@ def test_a_classifier_honours_the_mask_of_its_input():
     got = to_numpy(model(ops.convert_to_tensor(LONG), mask=ops.convert_to_tensor(REAL)))
     assert relative_error(got, to_numpy(model(ops.convert_to_tensor(IDS)))) < FLOAT32
     assert relative_error(to_numpy(model(ops.convert_to_tensor(LONG))), got) > FLOAT32  # the mask made the difference
+    numbers = to_numpy(model(ops.convert_to_tensor(LONG), padding_mask=ops.convert_to_tensor(-7 * LONG)))
+    assert relative_error(numbers, got) < FLOAT32
 
 
 @pytest.mark.one_backend

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from flash_tf.data import pixels
-from flash_tf.data.example_formats import Record
+from flash_tf.data.example_formats import Record, checksums
 from flash_tf.data.sources import SOURCES
 
 LEVELS = ("curv_baseline", "curv_contour_length_9", "curv_contour_length_14")
@@ -54,6 +54,9 @@ class PathfinderFiles:
             path = self.folder / self.level / folder / name
             if image := path.read_bytes():
                 yield {"text": _decoded(image, path), "label": int(label)}
+
+    def checksums(self, split: str) -> list[int]:
+        return checksums(self.shards(split))
 
     def identity(self) -> dict:
         lists = {split: [[path, os.path.getsize(path)] for path in self.shards(split)] for split in PARTS}
