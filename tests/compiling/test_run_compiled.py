@@ -110,8 +110,8 @@ def refused(*arguments):
 def test_an_artifact_that_is_none_damaged_or_of_another_format_is_refused(copied, tmp_path):
     assert "is no artifact: it has no manifest.json" in refused(tmp_path)
     spoil(copied, lambda values: values.__setitem__("format", 99))
-    assert "has format 99, but this program reads format 2" in refused(copied)
-    spoil(copied, lambda values: values.__setitem__("format", 1) or values.pop("check"))
+    assert f"has format 99, but this program reads format {manifest.FORMAT}" in refused(copied)
+    spoil(copied, lambda values: values.__setitem__("format", manifest.FORMAT) or values.pop("check"))
     assert "manifest.json is damaged" in refused(copied)
     (copied / "manifest.json").write_text("{")
     assert "manifest.json is damaged" in refused(copied)
