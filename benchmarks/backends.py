@@ -74,7 +74,9 @@ def _tensorflow_gradients(function, real, cotangent):
     with tf.GradientTape() as tape:
         tape.watch(real)
         out = function(real)
-    return out, tape.gradient(out, real, cotangent, unconnected_gradients="zero")
+    gradients = tape.gradient(out, real, cotangent, unconnected_gradients="zero")
+    # An input that only a gather reads has an IndexedSlices in eager mode.
+    return out, {name: tf.convert_to_tensor(x) for name, x in gradients.items()}
 
 
 def wait(result: Any) -> None:

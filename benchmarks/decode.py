@@ -9,6 +9,7 @@ read. All models and lengths take turns in one process, so that other load on th
 
 import argparse
 import itertools
+import math
 import statistics
 import time
 
@@ -54,7 +55,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _case(name, n, args):
     """A function that decodes and returns its milliseconds a token, the row that describes it, and an empty list."""
-    import tensorflow as tf
     from keras import ops
 
     from flash_tf import config
@@ -69,9 +69,9 @@ def _case(name, n, args):
     state = {k: _random(rng, x) for k, x in state.items()} | {"position": ops.full((args.batch,), n, "int32")}
     tokens = ops.zeros((args.batch,), "int32")
     program = compiled(model, lambda tokens, state: greedy(model, tokens, state, args.tokens)[0], tokens, state)
-    size = sum(tf.size(x).numpy() * x.dtype.size for x in state.values()) // args.batch
+    size = sum(math.prod(x.shape) * x.dtype.size for x in state.values()) // args.batch
     row = {"program": "decode", "model": name, "framework": "TensorFlow", "context": n, "batch": args.batch}
-    row |= {"config": wanted.model, "precision": wanted.train.precision, "state_bytes": int(size)}
+    row |= {"config": wanted.model, "precision": wanted.train.precision, "state_bytes": size}
 
     def run():
         start = time.perf_counter()

@@ -60,6 +60,14 @@ def test_a_wrong_gradient_is_a_wrong_kernel():
     assert error > kernels.PARITY and where.startswith("the gradient of ")
 
 
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.full] * (name != "flash")) for name in kernels_xla.specs()]
+)
+def test_every_kernel_passes_the_check_before_its_timing(name):
+    error, where = kernels.parity(kernels_xla.specs()[name], kernels.TIMED[name])
+    assert error < kernels.PARITY, where
+
+
 def test_a_kernel_is_timed_once_for_each_value_of_an_option():
     spec = kernels_xla.specs()["linear_attention"]
     timed = TIMED[spec.name]
