@@ -27,6 +27,7 @@ from benchmarks.result_files import Row
 OUT = result_files.ROOT / "docs/images"
 TASKS = {"lm": "causal language model", "mlm": "masked language model"}
 BASELINE = "transformer_plus_plus"
+PEERS = "PyTorch"  # the framework of other people's models
 BEST = 3  # changes of a system in a figure of a claim
 IN_SIGHT = 10  # times the lowest perplexity: the loss of the first steps would flatten the last ones
 DECODING = (("ms_per_token", 1.0, "decoding time (ms per token)"), ("state_bytes", 2**-20, "state of one text (MiB)"))
@@ -121,7 +122,7 @@ def speedups(rows: Sequence[Row]) -> tuple[Series | None, dict[Series, dict[int,
     The baseline is the Transformer++ in PyTorch, or ours if PyTorch was not measured. Its head has as many positions.
     """
     latency = lines(rows, "median_ms")
-    candidates = [Series(BASELINE, framework, False) for framework in ("PyTorch", "TensorFlow")]
+    candidates = [Series(BASELINE, framework, False) for framework in (PEERS, "TensorFlow")]
     baseline = next((one for one in candidates if one in latency), None)
     if baseline is None:
         return None, {}
@@ -131,8 +132,13 @@ def speedups(rows: Sequence[Row]) -> tuple[Series | None, dict[Series, dict[int,
 
 
 def step_figures(rows: list[Row]) -> dict[str, Figure]:
-    """Latency, throughput, memory and speed-up for each task, of rows of one device and number of tokens."""
+    """Latency, throughput, memory and speed-up for each task, of rows of one device and number of tokens.
+
+    There are none of a device that has only peers.
+    """
     rows = result_files.newest(rows, "task", "model", "framework", "n")
+    if all(row["framework"] == PEERS for row in rows):
+        return {}
     task_of = lambda row: row["task"].removesuffix("_full_head")  # noqa: E731
     found = {}
     for task in sorted({task_of(row) for row in rows}):
@@ -217,11 +223,14 @@ def _commits(rows):
 
 
 def decoding_figures(rows: list[Row]) -> dict[str, Figure]:
-    """`decode`: the newest comparison alone, for only rows of one command ran side by side."""
-    rows = [row for row in rows if all(row.get(key) == rows[-1].get(key) for key in ("commit", "date", "command"))]
-    rows = result_files.newest(rows, "model", "context")
-    if not rows:
+    """`decode`: the newest comparison of models alone, for only rows of one command ran side by side."""
+    commands: dict[tuple, list[Row]] = {}
+    for row in rows:
+        commands.setdefault(tuple(row.get(key) for key in ("commit", "date", "command")), []).append(row)
+    comparisons = [group for group in commands.values() if len({row["model"] for row in group}) > 1]
+    if not comparisons:
         return {}
+    rows = result_files.newest(comparisons[-1], "model", "context")
     texts = f"{rows[0]['batch']} text{'s' * (rows[0]['batch'] > 1)}"
     figure, panels = plot_style.figure(f"Decoding {texts} at a time, {rows[0]['device']}", len(DECODING))
     names = list(dict.fromkeys(row["model"] for row in rows))

@@ -91,6 +91,12 @@ def test_without_a_peer_the_speed_up_is_over_our_own_transformer(tmp_path):
     assert "lm_speedup_h200" not in plots.figures(write(tmp_path, rows[:1]))
 
 
+def test_a_device_with_peers_alone_has_no_figure(tmp_path):
+    write(tmp_path, [row("transformer_plus_plus", 512, 7, "PyTorch", device="NVIDIA A100")], "peers")
+    figures = plots.figures(write(tmp_path, [row("flash", 512, 7)]))
+    assert figures.keys() == {f"lm_{name}_h200" for name in ("latency", "throughput", "memory")}
+
+
 def test_what_could_not_be_timed_is_said_and_not_drawn(tmp_path):
     failed = {key: x for key, x in row("flash_quad", 4096, 1).items() if key not in ("median_ms", "tokens_per_second")}
     rows = [row("flash", 512, 10), {**failed, "peak_bytes": None, "error": "out of memory"}]
@@ -191,9 +197,12 @@ def test_decoding_shows_the_newest_comparison_alone(tmp_path):
 
     rows = [decoded("transformer", 512, 9, "2026-01-01"), decoded("flash", 512, 8, "2026-01-01")]
     rows += [decoded("flash", 512, 2, "2026-01-02"), decoded("flash", 1024, 3, "2026-01-02")]
+    rows += [decoded("gla", 512, 4, "2026-01-02")]
     without_state = {key: x for key, x in decoded("gla", 512, 1, "2026-01-03").items() if key != "state_bytes"}
-    figure = plots.figures(write(tmp_path, [*rows, without_state], "decode"))["decode_cpu"]
-    assert drawn(figure) == {OURS: [(512, 2), (1024, 3)]} and drawn(figure, 1) == {OURS: [(512, 512), (1024, 1024)]}
+    rows += [without_state, decoded("flash", 512, 7, "2026-01-04")]  # and one model, which compares nothing
+    figure = plots.figures(write(tmp_path, rows, "decode"))["decode_cpu"]
+    assert drawn(figure) == {OURS: [(512, 2), (1024, 3)], "GLA": [(512, 4)]}
+    assert drawn(figure, 1) == {OURS: [(512, 512), (1024, 1024)], "GLA": [(512, 512)]}
 
 
 def test_recall_is_a_panel_for_each_size_with_a_point_for_each_system(tmp_path):
