@@ -1,4 +1,4 @@
-"""Classifiers of long texts: the rows of a table, and texts whose class a byte tells."""
+"""Classifiers of long texts: the rows of a table, their configs, and whole runs at a tiny size."""
 
 import json
 import math
@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from benchmarks import backends, device, long_range, result_files
+from benchmarks import long_range, result_files
 from flash_tf import config, model_zoo
 from flash_tf.registry import listed
+from flash_tf.training import modelling, preflight
 
-LENGTH = 64
 SYSTEMS = tuple(long_range.TABLE["systems"])
+TASKS = tuple(long_range.TABLE["tasks"])
 ROWS = {  # of TransNormer's Table 6
     "Transformer": "transformer",
     "Kernelized Attention": "kernelized",
@@ -33,26 +34,14 @@ ROWS = {  # of TransNormer's Table 6
 }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("reviews")
-    for name, byte in (("bad", "x"), ("good", "o")):
-        (folder / name).mkdir()
-        for i in range(40):
-            (folder / name / f"{name}{i}.txt").write_text(f"{byte * (i % 7 + 9)} {'a' * i}")
-    return str(folder)
+def run_of(system, task, *flags, seed=0):
+    args = long_range._parser().parse_args(["out", "--task", task, *flags])
+    return long_range.training({"task": task, "system": system, "seed": seed}, args)
 
 
-def flags(folder, file, *more, steps=60):
-    sizes = {"length": LENGTH, "steps": steps, "batch": 16, "learning-rate": 0.003, "results": file, "commit": "here"}
-    return [folder, *(text for name, value in sizes.items() for text in (f"--{name}", str(value))), *more]
-
-
-def write(folder, *names, text="abc"):
-    for name in names:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    return str(folder)
+def loaded(system, task="list_ops", *flags, **more):
+    run = run_of(system, task, *flags, **more)
+    return config.load(run.config, run.overrides)
 
 
 def test_every_row_of_the_paper_is_a_system_and_of_its_mixers():
@@ -67,17 +56,46 @@ def test_every_row_of_the_paper_is_a_system_and_of_its_mixers():
         assert what[0] == what[1]
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("pairs", [False, True], ids=["classifier", "matcher"])
-@pytest.mark.parametrize("system", SYSTEMS)
-def test_a_step_of_a_row_gives_every_weight_a_gradient(system, pairs):
+@pytest.mark.parametrize("task", TASKS)
+def test_a_task_takes_its_data_and_sizes_and_the_model_of_the_system(task):
+    text = ["--text", "reviews"] if task == "text" else []
+    found = loaded("transnormer_t2", task, *text, seed=3)
+    own = config.load(long_range.TABLE["tasks"][task]["config"])
+    assert (found.model["type"], found.model["classes"]) == (own.model["type"], own.model["classes"])
+    assert found.model["vocabulary_size"] == own.model["vocabulary_size"]
+    assert (found.model["depth"], found.model["norm"], found.train.seed) == (2, "simple_rms_norm", 3)
+    assert [mixer["type"] for mixer in found.model["mixer"]] == ["diag_attention", "linear_attention"]
+    if task.startswith("arena_"):
+        assert (found.data, found.train.steps, found.optimizer) == (own.data, own.train.steps, own.optimizer)
+    if task == "text":
+        assert (found.data.source["train"], found.data.labels) == ("reviews/train.jsonl", ["neg", "pos"])
+
+
+def test_mixers_that_know_the_length_know_the_task_s():
+    assert loaded("linformer").model["mixer"][0]["max_length"] == 256
+    assert loaded("cosformer", "pathfinder").model["mixer"][0]["cosine_length"] == 1152
+    assert loaded("cosformer", "arena_retrieval").model["mixer"][0]["cosine_length"] == 4096
+
+
+def model_of(system, task):
     keras.utils.set_random_seed(0)
-    model, rng = long_range.make(system, 3, LENGTH, pairs=pairs), np.random.default_rng(0)
-    shape = (4, 2, LENGTH) if pairs else (4, LENGTH)
-    ids = rng.integers(0, 256, shape).astype("int32")
-    given = {"token_ids": ids, "padding_mask": np.arange(LENGTH) < rng.integers(20, LENGTH, shape[:-1])[..., None]}
+    return modelling.make_model(preflight.check_values(loaded(system, task))[0])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("task", ["list_ops", "arena_retrieval"])
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_step_of_a_row_gives_every_weight_a_gradient(system, task):
+    run = run_of(system, task)
+    found = config.load(run.config, [*run.overrides, "data.sequence_length=256", "train.precision=float32"])
+    keras.utils.set_random_seed(0)
+    model, rng = modelling.make_model(found), np.random.default_rng(0)
+    classes, n = found.model["classes"], 64
+    shape = (4, 2, n) if found.model["type"] == "matcher" else (4, n)
+    ids = rng.integers(0, found.model["vocabulary_size"], shape).astype("int32")
+    given = {"token_ids": ids, "padding_mask": np.arange(n) < rng.integers(20, n, shape[:-1])[..., None]}
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    labels, optimizer = np.array([0, 1, 2, 1]), keras.optimizers.Adam(1e-3)
+    labels, optimizer = np.arange(4) % classes, keras.optimizers.Adam(1e-3)
     with tf.GradientTape() as tape:
         before = loss(labels, model(given, training=True))
     weights = model.trainable_variables
@@ -90,97 +108,62 @@ def test_a_step_of_a_row_gives_every_weight_a_gradient(system, pairs):
 
 def test_rows_weigh_as_much_as_the_transformer_but_for_what_is_their_own():
     def count(system):
-        model = long_range.make(system, 2, LENGTH)
-        model.build()
-        return sum(math.prod(v.shape) for v in model.trainable_variables)
+        return sum(math.prod(v.shape) for v in model_of(system, "list_ops").trainable_variables)
 
     whole = count("transformer")
     for system in set(SYSTEMS) - {"reformer", "linformer", "transformer_ls"}:
         assert count(system) == pytest.approx(whole, rel=0.03)
     assert whole - count("reformer") == 2 * 64 * 65  # queries and keys are one product, in both blocks
-    assert count("linformer") - whole == 2 * 2 * 128 * LENGTH
+    assert count("linformer") - whole == 2 * 2 * 128 * 256
 
 
-@pytest.mark.full
-def test_a_system_learns_and_is_not_trained_again(folder, tmp_path, capsys):
-    file = tmp_path / "found.jsonl"
-    assert long_range.main(flags(folder, file, "--systems", "cosformer")) == 0
-    (first,) = result_files.read(file)
-    assert (first["task"], first["system"]) == ("text", "cosformer")
-    assert first["accuracy"] > 0.9 and first["held_out"] >= 2
-    assert long_range.main(flags(folder, file, "--systems", "cosformer", "linformer")) == 0
-    rows = result_files.read(file)
-    assert [row["system"] for row in rows] == ["cosformer", "linformer"] and rows[0] == first
-    assert capsys.readouterr().out.splitlines()[-1].split()[:2] == ["text", "linformer"]
-    assert long_range.main(flags(folder, file, "--systems", "cosformer", steps=2)) == 0  # another setting
-    assert [row["steps"] for row in result_files.read(file)] == [60, 60, 2]
+def test_a_table_has_the_paper_s_order_and_a_rate_where_the_run_was_alone():
+    same = {"device": "a device", "task": "text", "seed": 0, "length": 2048, "steps": 10, "tokens_per_step": 4096}
+    same |= {"parameters": 90_000, "accuracy": 0.5, "held_out": 200, "steps_per_second": 12.34}
+    rows = [{**same, "system": "flash", "parallel": 4}, {**same, "system": "transformer", "parallel": 1}]
+    rows.append({**same, "task": "list_ops", "system": "flash", "parallel": 1, "steps_per_second": None})
+    text, list_ops = long_range.as_text(rows).split("\n\n")
+    assert text.splitlines()[0] == "text, length 2,048, 10 steps of 4,096 tokens, seed 0, on a device"
+    assert [line.split() for line in text.splitlines()[2:]] == [
+        ["transformer", "90,000", "50.0%", "200", "12.3"],
+        ["flash", "90,000", "50.0%", "200", "–"],
+    ]
+    assert list_ops.splitlines()[2].split()[-1] == "–"
 
 
-@pytest.mark.full
-def test_pairs_are_matched_and_stand_beside_other_tasks_rows(tmp_path, capsys):
-    for label in ("no", "yes"):
-        for i in range(40):
-            text = f"{'o' if (i % 2 == 0) == (label == 'yes') else 'x'}{'a' * i}"
-            write(tmp_path / "data" / label, f"{i}.1.txt", text=text * 3)
-            write(tmp_path / "data" / label, f"{i}.2.txt", text="xo"[i % 2 == 0] * 9)  # yes: the first text's byte
-    file = tmp_path / "found.jsonl"
-    file.write_text("".join(json.dumps(_row(task)) + "\n" for task in ("text", "image")))
-    arguments = flags(str(tmp_path / "data"), file, "--task", "retrieval", "--systems", "performer_favor", steps=150)
-    assert long_range.main(arguments) == 0
-    *others, row = result_files.read(file)
-    assert others == [_row("text"), _row("image")]
-    assert (row["task"], row["system"]) == ("retrieval", "performer_favor") and row["accuracy"] > 0.9
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["task", "text", "image", "retrieval"]
-
-
-def _row(task):
-    return {
-        "task": task, "system": "performer_favor", "parameters": 1, "accuracy": 0.5, "held_out": 2, "ms_per_step": 3.0,
-        "device": backends.device_name(), "commit": "here",
-    }  # fmt: skip
-
-
-def test_any_file_is_bytes_cut_and_padded(tmp_path):
-    for i in range(20):
-        write(tmp_path / "a", f"{i}.gray", ".hidden", text="\0\1\2\3\4")
-        write(tmp_path / "b", f"{i}", text="z")
-    data = long_range.Texts(tmp_path, 3)
-    assert data.classes == ["a", "b"] and len(data.train) + len(data.held_out) == 40
-    inputs, labels = data.batch(np.array([0, 39]))
-    assert inputs["token_ids"].tolist() == [[0, 1, 2], [ord("z"), 0, 0]] and labels.tolist() == [0, 1]
-    assert inputs["padding_mask"].tolist() == [[True] * 3, [True, False, False]]
-
-
-@pytest.mark.parametrize(("task", "sizes"), [("retrieval", (4000, 16, 2e-4)), ("image", (1024, 256, 1e-4))])
-def test_a_task_sets_what_no_flag_does(task, sizes):
-    def taken(*more):
-        args = long_range._checked(long_range._parser().parse_args(["folder", "--task", task, *more]))
-        return args.length, args.batch, args.learning_rate
-
-    assert taken() == sizes
-    assert taken("--batch", "3", "--learning-rate", "0.5") == (sizes[0], 3, 0.5)
-
-
-@pytest.mark.parametrize(("more", "names", "message"), [
-    ([], ["one/a.txt"], r"needs two folders or more with files, one a class, has \['one'\]"),
-    ([], ["one/a.txt", "two/b.txt"], r"needs more texts: of 2, 0 are held out"),
-    (["--systems", "flsh"], [], r"no system is called 'flsh'; did you mean 'flash'\? There are: transformer, "),
-    (["--length", "0"], [], "--steps, --batch and --length must be 1 or more, --learning-rate above 0"),
-    (["--learning-rate", "0"], [], "--learning-rate above 0"),
-    (["--task", "retrieval"], ["a/x.1.txt"], r"needs pairs of files, .*: x\.2\.txt is missing$"),
-    (["--task", "retrieval"], ["a/x.2.txt"], r"needs pairs of files, .*: x\.2\.txt has no partner$"),
-    (["--task", "retrieval"], ["a/x.txt"], r"needs pairs of files, .*: x\.txt has no partner$"),
+@pytest.mark.parametrize(("flags", "message"), [
+    (["--systems", "flsh"], r"no system is called 'flsh'; did you mean 'flash'\? There are: transformer, "),
+    (["--task", "text"], "--text DIR and --task text belong together"),
+    (["--text", "reviews"], "--text DIR and --task text belong together"),
+    (["--task", "text", "--text", "none"], "--text none needs none/train.jsonl, and there is none"),
+    (["--parallel", "0"], "--parallel must be 1 or more, got 0"),
 ])  # fmt: skip
-def test_wrong_arguments_and_folders_are_said_in_a_line(tmp_path, more, names, message):
+def test_wrong_arguments_are_said_in_a_line(tmp_path, monkeypatch, flags, message):
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=message):
-        long_range.main([write(tmp_path, *names), *more])
+        long_range.main(["out", *flags])
+    with pytest.raises(ValueError, match="OUT is needed"):
+        long_range.main([])
+    assert not list(tmp_path.iterdir())
 
 
-def test_an_empty_file_and_a_missing_folder_are_named(tmp_path, monkeypatch):
-    write(tmp_path, "a/x.txt", "b/y.txt")
-    write(tmp_path, "b/z.txt", text="")
-    with pytest.raises(ValueError, match=r"b/z\.txt is empty: a text needs at least one byte"):
-        long_range.main([str(tmp_path)])
-    monkeypatch.setattr("sys.argv", ["long_range", f"{tmp_path}/none"])
-    with pytest.raises(SystemExit, match=f"^long_range: No such file or directory: {tmp_path}/none$"):
-        device.program(long_range.main)
+@pytest.mark.full
+def test_systems_learn_and_are_not_trained_again(tmp_path, capsys):
+    rows = [{"text": "xo"[good] * (9 + i % 7) + " " + "a" * i, "label": ("neg", "pos")[good]}
+            for i in range(40) for good in (0, 1)]  # fmt: skip
+    for name in ("train", "validation"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file = tmp_path / "found.jsonl"
+    sizes = {"data.sequence_length": 64, "train.steps": 60, "train.tokens_per_step": 1024, "train.steps_per_loop": 10,
+             "train.checkpoint_every": 60, "optimizer.warmup_steps": 0, "optimizer.learning_rate": 0.003}  # fmt: skip
+    flags = [str(tmp_path / "out"), "--task", "text", "--text", str(tmp_path), "--results", str(file)]
+    flags += ["--commit", "here", *(x for name, value in sizes.items() for x in ("--set", f"{name}={value}"))]
+
+    assert long_range.main([*flags, "--systems", "cosformer"]) == 0
+    (first,) = result_files.read(file)
+    assert (first["task"], first["system"], first["steps"], first["length"]) == ("text", "cosformer", 60, 64)
+    assert first["accuracy"] > 0.9 and first["held_out"] == 80 and first["steps_per_second"] > 0
+    assert long_range.main([*flags, "--systems", "cosformer", "linformer", "bigbird"]) == 0
+    rows = result_files.read(file)
+    assert rows[0] == first and {row["system"] for row in rows[1:]} == {"linformer", "bigbird"}
+    assert capsys.readouterr().out.splitlines()[-1].split()[0] in long_range.TABLE["systems"]
