@@ -11,8 +11,9 @@ from keras import ops
 from kernels_xla.common import recurrence
 from kernels_xla.common.accumulate import sum_dtype
 from kernels_xla.common.masks import documents, zero_outside
-from kernels_xla.common.recurrence import SUBCHUNK
 from kernels_xla.common.spec import KernelSpec, Stream, Tensor
+
+NEAR = 8  # tokens; pairs of tokens inside so many are taken element by element
 
 
 def gated_linear_attention(
@@ -37,7 +38,7 @@ def gated_linear_attention(
       v: Values, `[b, n, h, e]`.
       log_decay: `[b, n, h, s]`, never positive, of any size. Give it in float32. None for no decay.
       value_log_decay: `[b, n, h, e]`, as `log_decay`.
-      chunk_size: c, tokens of a chunk, taken in pairs. It changes only the speed. Multiples of 16 are the fastest.
+      chunk_size: c, tokens of a chunk, taken in pairs. It changes only the speed. Powers of 2 are the fastest.
       causal: Must be True: a decay needs an order.
       padding_mask: `[b, n]`, True at real tokens. Padding decays nothing and is not read.
       segment_ids: `[b, n]`, 0 at padding. Each document starts from an empty state.
@@ -49,21 +50,21 @@ def gated_linear_attention(
       ValueError: `causal` is False.
 
     Cost:
-      O(n h (c (s + e) + s e)) multiply-adds, and O(n h 16 s) exponentials and elementwise products.
-      O(n h (c s / 16 + e) + (n / c) h s e) memory: linear in n. The states between chunks take log2(n / c) passes.
+      O(n h (c (s + e) + s e)) multiply-adds, and O(n h log(c) s) exponentials.
+      O(n h (c + s + e) + (n / c) h s e) memory: linear in n. The states between chunks take log2(n / c) passes.
       Decays of values cost the same, with e for s. The decays of states are then as large as the states.
 
     Precision:
-      Decays, states and the weights of near tokens are float32. Products are in the dtype of the inputs and accumulate
-      in float32. No exponent is above 0, so no decay overflows.
+      Decays and states are float32. Products are in the dtype of the inputs and accumulate in float32. No exponent is
+      above 0, so no decay overflows.
     """
     recurrence.check_causal("gla", causal)
     masks = {"padding_mask": padding_mask, "segment_ids": segment_ids}
-    decays = _decays(k, log_decay, value_log_decay)
+    decays = _arguments(k, log_decay, value_log_decay)
     return recurrence.by_chunks(q, k, v, **decays, chunk_size=chunk_size, **masks)[0]
 
 
-def _decays(k, log_decay, value_log_decay):
+def _arguments(k, log_decay, value_log_decay):
     """The arguments of `recurrence` for the decays. Either decay may be None."""
     of_values = {"value_log_decay": value_log_decay, "mix": _mixed}
     if log_decay is not None:
@@ -77,102 +78,142 @@ def _products(q, k, log_decay, seen):
 
 
 def _weights(q, k, log_decay, seen):
-    """The weights of the pairs of a chunk, in m sub-chunks of u: all `[b, g, c, h, s]`, seen -> `[b, g, h, i, j]`.
-
-    exp(a[i] - a[j]) is the product of a factor of i and a factor of j. Both stay in range only if they refer to a token
-    between i and j. For a key of an earlier sub-chunk, this is the first token of the query's sub-chunk.
-    """
-    b, g, c, h, s = ops.shape(q)[0], ops.shape(q)[1], *q.shape[2:]
-    u, dtype = math.gcd(c, SUBCHUNK), q.dtype
-    m = c // u
-    # axis x joins b, g and h
-    q, k, log_decay = (
-        ops.reshape(ops.cast(ops.transpose(x, (0, 1, 3, 2, 4)), log_decay.dtype), (-1, c, s)) for x in (q, k, log_decay)
-    )
-    cut = lambda x: ops.reshape(x, (-1, m, u, s))  # noqa: E731
-    near = ops.cast(_near(*(ops.reshape(x, (-1, u, s)) for x in (q, k, log_decay))), dtype)  # [x m, i, j]
-    if m > 1:
-        since = ops.cumsum(log_decay, axis=1)  # [x, c, s]
-        first = cut(since)[:, :, :1]  # [x, m, 1, s]
-        earlier = ops.arange(c, dtype="int32")[None, :] < u * ops.arange(m, dtype="int32")[:, None]  # [m, j]
-        until = ops.where(earlier[:, :, None], first - since[:, None], -math.inf)  # [x, m, c, s]
-        queries = ops.cast(cut(q) * ops.exp(cut(since) - first), dtype)
-        far = ops.einsum("xmis,xmjs->xmij", queries, ops.cast(k[:, None] * ops.exp(until), dtype))
-        block = ops.cast(ops.eye(m)[:, None, :, None], dtype)
-        near = ops.reshape(far, (-1, m, u, m, u)) + block * ops.reshape(near, (-1, m, u, 1, u))
-    return zero_outside(ops.reshape(near, (b, g, h, c, c)), seen)
-
-
-def _near(q, k, log_decay):
-    """The weights of the pairs of a sub-chunk, element by element: all `[x, u, s]`, float32 -> `[x, i, j]`.
+    """The weights of the pairs of a chunk: all `[b, g, c, h, s]`, seen -> `[b, g, h, i, j]`.
 
     The diagonal has no decay. It is separate, so that its gradient does not cancel.
     """
+    b, g, c, h, _ = ops.shape(q)[0], ops.shape(q)[1], *q.shape[2:]
+    dtype = q.dtype
+    q, k, log_decay = (_rows(x, log_decay.dtype) for x in (q, k, log_decay))
+    earlier = ops.custom_gradient(lambda *x: _of_pairs(dtype, *x))(q, k, ops.cumsum(log_decay, axis=1))
     own = ops.sum(q * k, axis=-1)[:, :, None] * ops.eye(q.shape[1], dtype=q.dtype)
-    return ops.custom_gradient(_before)(q, k, ops.cumsum(log_decay, axis=1)) + own
-
-
-def _before(q, k, since):
-    """The weights of the pairs j < i, with a gradient by hand that recomputes the decays instead of keeping them."""
-    at = ops.arange(q.shape[1], dtype="int32")
-    earlier = (at[None, :] < at[:, None])[:, :, None]  # [i, j, 1]
-
-    def decays():  # `[x, i, j, s]`, masked before exp, which would overflow above the diagonal
-        return ops.exp(ops.where(earlier, since[:, :, None] - since[:, None], -math.inf))
-
-    def gradient(*arguments, upstream=None):  # Keras passes it by name on JAX, by position on TensorFlow
-        weights = (arguments[0] if upstream is None else upstream)[..., None] * decays()
-        dq, dk = ops.sum(weights * k[:, None], axis=2), ops.sum(weights * q[:, :, None], axis=1)
-        return dq, dk, q * dq - k * dk
-
-    return ops.sum(q[:, :, None] * k[:, None] * decays(), axis=-1), gradient
+    return zero_outside(ops.reshape((earlier + ops.cast(own, dtype))[:, :c, :c], (b, g, h, c, c)), seen)
 
 
 def _mixed(weights, v, log_decay):
-    """The sums inside a chunk, in m sub-chunks of u: weights `[b, g, h, i, j]`, all else `[b, g, c, h, e]`.
-
-    Decays of values are split like decays of keys, see `_weights`: the first token of a query's sub-chunk lies between
-    the query and the tokens of earlier sub-chunks.
-    """
+    """The sums inside a chunk: weights `[b, g, h, i, j]`, all else `[b, g, c, h, e]`."""
     b, g, c, h, e = ops.shape(v)[0], ops.shape(v)[1], *v.shape[2:]
-    u, dtype = math.gcd(c, SUBCHUNK), v.dtype
-    m = c // u
-    v, log_decay = (
-        ops.reshape(ops.cast(ops.transpose(x, (0, 1, 3, 2, 4)), log_decay.dtype), (-1, c, e)) for x in (v, log_decay)
-    )
-    weights = ops.reshape(weights, (-1, m, u, c))
-    block = ops.cast(ops.eye(m)[:, None, :, None], dtype)
-    own = ops.cast(ops.sum(ops.reshape(weights, (-1, m, u, m, u)) * block, axis=3), log_decay.dtype)  # [x, m, i, j]
-    cut = lambda x: ops.reshape(x, (-1, m, u, e))  # noqa: E731
-    out = cut(_near_values(ops.reshape(own, (-1, u, u)), *(ops.reshape(x, (-1, u, e)) for x in (v, log_decay))))
-    if m > 1:
-        since = ops.cumsum(log_decay, axis=1)  # [x, c, e]
-        first = cut(since)[:, :, :1]  # [x, m, 1, e]
-        earlier = ops.arange(c, dtype="int32")[None, :] < u * ops.arange(m, dtype="int32")[:, None]  # [m, j]
-        until = ops.where(earlier[:, :, None], first - since[:, None], -math.inf)  # [x, m, c, e]
-        far = ops.einsum("xmij,xmje->xmie", weights, ops.cast(v[:, None] * ops.exp(until), dtype))
-        out = out + ops.cast(far, log_decay.dtype) * ops.exp(cut(since) - first)
-    return ops.transpose(ops.reshape(ops.cast(out, dtype), (b, g, h, c, e)), (0, 1, 3, 2, 4))
+    dtype = v.dtype
+    v, log_decay = (_rows(x, log_decay.dtype) for x in (v, log_decay))
+    behind = [0, v.shape[1] - c]
+    weights = ops.pad(ops.reshape(weights, (-1, c, c)), [[0, 0], behind, behind])
+    own = ops.sum(weights * ops.eye(v.shape[1], dtype=dtype), axis=-1)
+    earlier = ops.custom_gradient(lambda *x: _of_values(dtype, *x))(weights, v, ops.cumsum(log_decay, axis=1))
+    out = ops.cast(earlier + ops.cast(own, v.dtype)[..., None] * v, dtype)
+    return ops.transpose(ops.reshape(out[:, :c], (b, g, h, c, e)), (0, 1, 3, 2, 4))
 
 
-def _near_values(weights, v, log_decay):
-    """The sums inside a sub-chunk, element by element: weights `[x, i, j]`, the others and the result `[x, u, e]`."""
-    own = ops.sum(weights * ops.eye(v.shape[1], dtype=v.dtype), axis=-1)[..., None] * v  # as in `_near`
-    return ops.custom_gradient(_of_earlier)(weights, v, ops.cumsum(log_decay, axis=1)) + own
+def _rows(x, dtype):
+    """`[b, g, c, h, s]` -> `[x, c, s]`, x for b, g and h, with zeros behind up to a length that halves to `NEAR`."""
+    c, s = x.shape[2], x.shape[4]
+    whole = c if c <= NEAR else NEAR << (-(-c // NEAR) - 1).bit_length()
+    x = ops.reshape(ops.cast(ops.transpose(x, (0, 1, 3, 2, 4)), dtype), (-1, c, s))
+    return ops.pad(x, [[0, 0], [0, whole - c], [0, 0]])
 
 
-def _of_earlier(weights, v, since):
-    """The sums over the tokens j < i, and the gradient by hand, as in `_before`."""
-    at = ops.arange(v.shape[1], dtype="int32")
-    earlier = (at[None, :] < at[:, None])[:, :, None]  # [i, j, 1]
-    decays = lambda: ops.exp(ops.where(earlier, since[:, :, None] - since[:, None], -math.inf))  # noqa: E731
-    out = ops.sum(weights[..., None] * decays() * v[:, None], axis=2)
+# exp(a[i] - a[j]) is the product of a factor of i and a factor of j. Both stay in range only if they refer to a token
+# between i and j. So a chunk is halved again and again: between the halves of a part, this token is the first of the
+# second half, and the pairs are a product of matrices. The pairs of the smallest parts are taken element by element.
+# Gradients are by hand. They make the decays again instead of keeping them, and the token of reference cancels.
+
+
+def _sizes(whole):
+    """The sizes of the halves, the smallest first."""
+    return [size for i in range(whole.bit_length()) if (size := NEAR << i) < whole]
+
+
+def _halves(x, size):
+    """`[x, c, s]` -> the first halves of its parts, and the second ones, `[x m, size, s]` each."""
+    x = ops.reshape(x, (-1, 2 * size, x.shape[-1]))
+    return x[:, :size], x[:, size:]
+
+
+def _decays(since, size):
+    """The factors of the tokens of the first halves, and of the second ones: `[x m, size, s]` each, 1 at most."""
+    first, second = _halves(since, size)
+    return ops.exp(second[:, :1] - first), ops.exp(second - second[:, :1])
+
+
+def _decays_near(since):
+    """The decays of the smallest parts' pairs j < i, `[x m, i, j, s]`; masked before exp, which would overflow."""
+    at = ops.arange(since.shape[1], dtype="int32")
+    return ops.exp(ops.where((at[None] < at[:, None])[..., None], since[:, :, None] - since[:, None], -math.inf))
+
+
+def _joined(own, far):
+    """Both halves' pairs and the pairs between them, `[2 x, i, j]` and `[x, i, j]` -> the pairs of the part."""
+    own = ops.reshape(own, (-1, 2, *own.shape[1:]))
+    rows = (ops.concatenate([own[:, 0], ops.zeros_like(far)], axis=2), ops.concatenate([far, own[:, 1]], axis=2))
+    return ops.concatenate(rows, axis=1)
+
+
+def _split(pairs):
+    """The reverse of `_joined`: each half's own pairs, and those between the halves."""
+    u = pairs.shape[1] // 2
+    own = ops.stack([pairs[:, :u, :u], pairs[:, u:, u:]], axis=1)
+    return ops.reshape(own, (-1, u, u)), pairs[:, u:, :u]
+
+
+def _of_pairs(dtype, q, k, since):
+    """The weights of the pairs j < i, `[x, i, j]`, and their gradient; all in float32, products in `dtype`."""
+    (_, c, s), parts = q.shape, lambda x: ops.reshape(x, (-1, min(NEAR, x.shape[1]), x.shape[2]))
+
+    def factors(size):
+        of_keys, of_queries = _decays(since, size)
+        keys, queries = _halves(k, size)[0] * of_keys, _halves(q, size)[1] * of_queries
+        return of_keys, of_queries, ops.cast(keys, dtype), ops.cast(queries, dtype)
 
     def gradient(*arguments, upstream=None):  # Keras passes it by name on JAX, by position on TensorFlow
-        dout = arguments[0] if upstream is None else upstream
-        left = decays() * dout[:, :, None]  # [x, i, j, e]
-        dv = ops.sum(weights[..., None] * left, axis=1)
-        return ops.sum(left * v[:, None], axis=-1), dv, dout * out - v * dv
+        pairs, dq, dk = (arguments[0] if upstream is None else upstream), 0, 0
+        for size in reversed(_sizes(c)):
+            of_keys, of_queries, keys, queries = factors(size)
+            pairs, far = _split(pairs)
+            left = ops.cast(ops.einsum("xij,xjs->xis", far, keys), q.dtype) * of_queries
+            right = ops.cast(ops.einsum("xij,xis->xjs", far, queries), q.dtype) * of_keys
+            dq += ops.reshape(ops.pad(left, [[0, 0], [size, 0], [0, 0]]), (-1, c, s))
+            dk += ops.reshape(ops.pad(right, [[0, 0], [0, size], [0, 0]]), (-1, c, s))
+        pairs = ops.cast(pairs, q.dtype)[..., None] * _decays_near(parts(since))
+        dq += ops.reshape(ops.sum(pairs * parts(k)[:, None], axis=2), (-1, c, s))
+        dk += ops.reshape(ops.sum(pairs * parts(q)[:, :, None], axis=1), (-1, c, s))
+        return dq, dk, q * dq - k * dk
+
+    pairs = parts(q)[:, :, None] * parts(k)[:, None] * _decays_near(parts(since))
+    pairs = ops.cast(ops.sum(pairs, axis=-1), dtype)
+    for size in _sizes(c):
+        *_, keys, queries = factors(size)
+        pairs = _joined(pairs, ops.einsum("xis,xjs->xij", queries, keys))
+    return pairs, gradient
+
+
+def _of_values(dtype, weights, v, since):
+    """The sums over the tokens j < i, `[x, i, e]`, and their gradient; weights in `dtype`, all else in float32."""
+    (_, c, e), parts = v.shape, lambda x: ops.reshape(x, (-1, min(NEAR, x.shape[1]), x.shape[2]))
+    out, pairs = 0, weights
+    for size in reversed(_sizes(c)):
+        of_keys, of_queries = _decays(since, size)
+        pairs, far = _split(pairs)
+        values = ops.cast(_halves(v, size)[0] * of_keys, dtype)
+        new = ops.cast(ops.einsum("xij,xje->xie", far, values), v.dtype) * of_queries
+        out += ops.reshape(ops.pad(new, [[0, 0], [size, 0], [0, 0]]), (-1, c, e))
+    near = ops.cast(pairs, v.dtype)[..., None] * _decays_near(parts(since)) * parts(v)[:, None]
+    out += ops.reshape(ops.sum(near, axis=2), (-1, c, e))
+
+    def gradient(*arguments, upstream=None):  # as above
+        dout, pairs, dv, far_pairs = (arguments[0] if upstream is None else upstream), weights, 0, []
+        for size in reversed(_sizes(c)):
+            of_keys, of_queries = _decays(since, size)
+            pairs, far = _split(pairs)
+            values = ops.cast(_halves(v, size)[0] * of_keys, dtype)
+            left = ops.cast(_halves(dout, size)[1] * of_queries, dtype)
+            far_pairs.append(ops.einsum("xie,xje->xij", left, values))
+            new = ops.cast(ops.einsum("xij,xie->xje", far, left), v.dtype) * of_keys
+            dv += ops.reshape(ops.pad(new, [[0, 0], [0, size], [0, 0]]), (-1, c, e))
+        near = _decays_near(parts(since)) * parts(dout)[:, :, None]
+        dv += ops.reshape(ops.sum(ops.cast(pairs, v.dtype)[..., None] * near, axis=1), (-1, c, e))
+        dpairs = ops.cast(ops.sum(near * parts(v)[:, None], axis=-1), dtype)
+        for far in reversed(far_pairs):
+            dpairs = _joined(dpairs, far)
+        return dpairs, dv, dout * out - v * dv
 
     return out, gradient
 
@@ -211,7 +252,7 @@ def gated_linear_attention_reference(
 def extend(state, q, k, v, log_decay=None, value_log_decay=None, *, valid=None, chunk_size=64, causal=True):
     """The next k tokens of each row. One token costs O(h s e); more tokens take the chunk-parallel form."""
     recurrence.check_causal("gla", causal)
-    decays = _decays(k, log_decay, value_log_decay)
+    decays = _arguments(k, log_decay, value_log_decay)
     return recurrence.extend(state, q, k, v, **decays, chunk_size=chunk_size, valid=valid)
 
 

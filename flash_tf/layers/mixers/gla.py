@@ -145,7 +145,7 @@ class GatedLinearAttention(LinearMixer):
         return 8 * self.width**2 + round(2 * self.gate_rank * columns * self.width)
 
     def activations(self, n: int) -> int:
-        s, chunk, m = self.width // 2, min(n, self.block_size), min(n, self.block_size) / 16
+        s, chunk = self.width // 2, min(n, self.block_size)
         gated = {"key": s, "value": 2 * s, "both": 3 * s, "none": 0}[self.gates]
-        scaled = 3 * m * gated  # keys or values, once for each sub-chunk
-        return round(20 * self.width + 3 * chunk * self.heads + scaled + 4 * s * self.width / self.heads / chunk)
+        wide = 6 * gated  # queries, keys or values, and their decays, in float32
+        return round(20 * self.width + 3 * chunk * self.heads + wide + 4 * s * self.width / self.heads / chunk)
