@@ -56,7 +56,9 @@ class Scorer:
             raise ValueError(f"scoring needs a causal language model, got {type(model).__name__}")
         if stride is not None and window is None:
             raise ValueError(f"a stride belongs to a window, got stride {stride} without one")
-        if window is not None and not 1 <= (window if stride is None else stride) <= window:
+        if window is not None and window < 1:
+            raise ValueError(f"score needs a window of 1 token or more, got {window}")
+        if stride is not None and not 1 <= stride <= window:
             raise ValueError(f"score needs 1 <= stride <= window, got stride {stride} and window {window}")
         if model.max_length is not None and window is not None and window > model.max_length:
             raise ValueError(f"{model.name} has learned positions for {model.max_length} tokens, got window {window}")

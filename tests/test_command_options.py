@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from flash_tf import commands
+from flash_tf import cli, commands
 from flash_tf.commands import evaluate, export, generate, lm_eval, predict
 from flash_tf.generation import GREEDY, BeamSearch, Sampler
 
@@ -54,3 +54,13 @@ def test_a_missing_harness_is_named_with_its_extra_before_any_work(monkeypatch):
     monkeypatch.delitem(sys.modules, "flash_tf.harness", raising=False)
     with pytest.raises(ImportError, match=r"^lm-eval needs lm-evaluation-harness: pip install 'flash-tf\[eval\]'$"):
         lm_eval.run(argparse.Namespace(), None)
+
+
+@pytest.mark.parametrize(
+    "command", [["generate", "run", "--prompt"], ["fill-mask", "run", "a"], ["inspect", "run", "--text"]]
+)
+def test_a_text_with_bytes_that_are_not_utf8_is_refused_by_the_parser(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*command, "caf\udce9"])  # as Python gives the byte 0xe9 of an argument
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and "needs a text in UTF-8, got 'caf\\udce9' with other bytes" in said

@@ -168,7 +168,7 @@ def test_perplexities_are_of_one_likelihood_by_each_unit_of_the_text():
     [
         ({"stride": 4}, "a stride belongs to a window"),
         ({"window": 4, "stride": 5}, "needs 1 <= stride <= window"),
-        ({"window": 0}, "needs 1 <= stride <= window"),
+        ({"window": 0}, "needs a window of 1 token or more, got 0"),
         ({"window": 13}, "learned positions for 12 tokens, got window 13"),
     ],
 )

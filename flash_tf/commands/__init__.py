@@ -96,6 +96,15 @@ def whole(text: str) -> int:
     return int(text)
 
 
+def utf8(text: str) -> str:
+    """A text for a model. Python gives bytes of an argument that are not UTF-8 as surrogates."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise argparse.ArgumentTypeError(f"needs a text in UTF-8, got {text!r} with other bytes") from error
+    return text
+
+
 def finite(text: str) -> float:
     """A number of an option that measures."""
     try:

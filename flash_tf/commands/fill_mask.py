@@ -7,13 +7,13 @@ Examples:
 
 import textwrap
 
-from flash_tf.commands import gives_json, show, takes_model, whole
+from flash_tf.commands import gives_json, show, takes_model, utf8, whole
 
 
 def add_arguments(parser) -> None:
     takes_model(parser)
     text = parser.add_argument_group("text")
-    text.add_argument("texts", metavar="TEXT", nargs="+", help="a text with <mask> for each missing token")
+    text.add_argument("texts", metavar="TEXT", nargs="+", type=utf8, help="a text with <mask> for each missing token")
     text.add_argument("--top-k", type=whole, default=5, metavar="K", help="tokens for each mask (default 5)")
     gives_json(parser)
 

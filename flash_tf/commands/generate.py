@@ -5,14 +5,19 @@ Examples:
   flash-tf generate runs/lm --prompt "The sea was" --temperature 0.8 --top-p 0.9
 """
 
-from flash_tf.commands import finite, gives_json, show, takes_model, whole
+from flash_tf.commands import finite, gives_json, show, takes_model, utf8, whole
 
 
 def add_arguments(parser) -> None:
     takes_model(parser)
     text = parser.add_argument_group("text")
     text.add_argument(
-        "--prompt", action="append", required=True, metavar="TEXT", help="may be repeated; texts then grow together"
+        "--prompt",
+        action="append",
+        required=True,
+        type=utf8,
+        metavar="TEXT",
+        help="may be repeated; texts then grow together",
     )
     text.add_argument(
         "--max-new-tokens",

@@ -5,13 +5,15 @@ Examples:
   flash-tf inspect runs/quickstart --text "import os, sys" --layer 0 --out maps
 """
 
-from flash_tf.commands import gives_json, show, takes_model, whole
+from flash_tf.commands import gives_json, show, takes_model, utf8, whole
 
 
 def add_arguments(parser) -> None:
     takes_model(parser)
     maps = parser.add_argument_group("maps")
-    maps.add_argument("--text", required=True, help="the text to read; a masked model takes <mask> as a mask")
+    maps.add_argument(
+        "--text", required=True, type=utf8, help="the text to read; a masked model takes <mask> as a mask"
+    )
     maps.add_argument(
         "--layer", type=whole, action="append", default=[], metavar="I", help="draw only this layer; may be repeated"
     )
