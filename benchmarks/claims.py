@@ -87,8 +87,10 @@ def _train(cases, args, results, progress):
     tokenize(runs, cases[0].claim, progress)
     progress.line(f"{len(runs)} trainings, {at_once} at a time")
 
+    fresh = {run for run in runs if not run.folder.exists()}  # the others may have begun beside other trainings
+
     def add(run):
-        timed = bool(plan.get("timed")) and at_once == 1
+        timed = bool(plan.get("timed")) and at_once == 1 and run in fresh
         results.add({**runs[run], **_found(run, timed), "parallel": at_once})
         if not plan.get("keeps_checkpoints"):
             shutil.rmtree(run.folder / "checkpoints", ignore_errors=True)

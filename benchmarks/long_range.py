@@ -6,11 +6,11 @@
     python -m benchmarks.long_range --table
 
 `long_range.yaml` has the systems and the tasks. A task is a config of `configs/long_range`: the arena's, with its
-files, lengths, batches and steps, or a small one for minutes on a GPU. The folder of `--text` has train.jsonl and
+files, lengths, batches and steps, or with smaller ones for minutes on a GPU. The folder of `--text` has train.jsonl and
 validation.jsonl with `{"text": …, "label": "neg" or "pos"}` lines; they are read byte by byte.
 
 The systems run as `flash-tf train` in folders of OUT. A row has the accuracy on the validation examples after the last
-step, and the rate of the steps. Tables show the rate only where the run had the device to itself, see `--parallel`. A
+step, and the rate of the steps. Tables show the rate of a run that had the device to itself, as with `--parallel 1`. A
 row is written when its run ends. A run that is complete in OUT is not trained again, so the command may be stopped and
 started again. A row names the commit at hand: other code or options need another OUT.
 """
@@ -34,11 +34,12 @@ WIDTHS = (24, 12, 10, 8, 9)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Trains what the file lacks, and prints a table for each task; 1 if a run failed."""
+    """Trains what the file lacks, and prints a table for each device, task and seed; 1 if a run failed."""
     args = _checked(result_files.parse(_parser(), arguments))
     status, rows = in_parallel.measured(args, "long_range", _measure)
     rows = [row for row in rows if row["system"] in args.systems and (not args.task or row["task"] == args.task)]
-    print(as_text(list({tuple(row[name] for name in ("device", *MEASURED)): row for row in rows}.values())))
+    rows = list({tuple(row[name] for name in ("device", *MEASURED)): row for row in rows}.values())
+    print(as_text(rows) or "no row of this task is there")
     return status
 
 
@@ -49,8 +50,11 @@ def _measure(args, progress):
     runs = {training(case, args): case for case in cases if not results.has(**case)}
     progress.line(f"{args.task}: {len(runs)} systems, {args.parallel} at a time, on {where}")
 
+    # Only a run that this call trains from its first step has `--parallel` beside it.
+    fresh = {run for run in runs if not run.folder.exists()}
+
     def add(run):
-        results.add({**runs[run], **_found(run), "parallel": args.parallel})
+        results.add({**runs[run], **_found(run), "parallel": args.parallel if run in fresh else None})
 
     return int(not all(in_parallel.train(list(runs), args.parallel, progress, add)))
 
@@ -64,14 +68,18 @@ def training(case: dict, args: argparse.Namespace) -> Training:
     options = {**task.get("set", {}), "train.seed": case["seed"]}
     if case["task"] == "text":
         options["data.source"] = {"type": "example_files"} | {name: _file(args.text, name) for name in FILES}
-    length = options.get("data.sequence_length") or config.load(task["config"]).data.sequence_length
+    given = [*_overrides(options), *args.set]
+    length = config.load(task["config"], given).data.sequence_length
     model = {**TABLE["model"], **TABLE["systems"][case["system"]]}
     mixers = [{**mixer, **{k: length for k in OF_LENGTH if k in mixer}} for mixer in listed(model["mixer"])]
     options |= {f"model.{name}": value for name, value in {**model, "mixer": mixers}.items()}
     options["evaluation.every"] = None  # at the end alone
-    overrides = [f"{name}={json.dumps(value)}" for name, value in options.items()]
     folder = Path(args.out, "-".join(str(case[name]) for name in MEASURED))
-    return Training(task["config"], folder, (*overrides, *args.set))
+    return Training(task["config"], folder, (*_overrides(options), *args.set))
+
+
+def _overrides(options):
+    return [f"{name}={json.dumps(value)}" for name, value in options.items()]
 
 
 def _file(folder, name):
@@ -97,7 +105,7 @@ def _found(run):
 
 
 def as_text(rows: list[dict]) -> str:
-    """A table for each device and task, in the order of the paper's rows."""
+    """A table for each device, task and seed, in the order of the paper's rows."""
     tables, order = [], list(TABLE["systems"])
     for about in dict.fromkeys((row["device"], row["task"], row["seed"]) for row in rows):
         own = [row for row in rows if (row["device"], row["task"], row["seed"]) == about]

@@ -119,8 +119,8 @@ def is_faster(m: Sizes) -> bool:
 def _with_representation(m, rows):
     """The rows, and their last s columns, whose gradients become columns of one tensor without a pass over the rest."""
 
-    def gradient(*arguments, upstream=None):  # Keras passes it by name on JAX, by position on TensorFlow
-        drows, dz = upstream if upstream is not None else arguments[0] if len(arguments) == 1 else arguments
+    def gradient(*arguments):  # JAX passes the gradients of several results as one tuple
+        drows, dz = arguments[0] if len(arguments) == 1 else arguments
         return programs.run("representation_gradient", m, dz, drows)[0]
 
     return (rows, rows[:, 2 * m.e :]), gradient
@@ -133,8 +133,7 @@ def _gated(m, p, bias, weights, q, k, enters, leaves):
     [y] = programs.run("gated", m, p, bias, ops.concatenate([weights, q], axis=1), x)
     chunks = lambda z, rows: ops.reshape(z, (m.rows * m.chunks, rows, -1))  # noqa: E731
 
-    def gradient(*arguments, upstream=None):
-        dy = arguments[0] if upstream is None else upstream
+    def gradient(dy):
         dp, z, of_u = programs.run("gate_gradient", m, p, bias, y, dy)
         [z] = programs.run("gate_sums", m, z, q)
         if not m.summed_inside:

@@ -38,7 +38,8 @@ def gated_linear_attention(
       v: Values, `[b, n, h, e]`.
       log_decay: `[b, n, h, s]`, never positive, of any size. Give it in float32. None for no decay.
       value_log_decay: `[b, n, h, e]`, as `log_decay`.
-      chunk_size: c, tokens of a chunk, taken in pairs. It changes only the speed. Powers of 2 are the fastest.
+      chunk_size: c, tokens of a chunk, taken in pairs. It changes only the speed. Chunks of more than 8 tokens are
+        padded to a power of 2.
       causal: Must be True: a decay needs an order.
       padding_mask: `[b, n]`, True at real tokens. Padding decays nothing and is not read.
       segment_ids: `[b, n]`, 0 at padding. Each document starts from an empty state.
@@ -50,7 +51,7 @@ def gated_linear_attention(
       ValueError: `causal` is False.
 
     Cost:
-      O(n h (c (s + e) + s e)) multiply-adds, and O(n h log(c) s) exponentials.
+      O(n h (c (s + e) + s e)) multiply-adds, and O(n h (8 + log2(c / 8)) s) exponentials and elementwise products.
       O(n h (c + s + e) + (n / c) h s e) memory: linear in n. The states between chunks take log2(n / c) passes.
       Decays of values cost the same, with e for s. The decays of states are then as large as the states.
 
@@ -80,7 +81,7 @@ def _products(q, k, log_decay, seen):
 def _weights(q, k, log_decay, seen):
     """The weights of the pairs of a chunk: all `[b, g, c, h, s]`, seen -> `[b, g, h, i, j]`.
 
-    The diagonal has no decay. It is separate, so that its gradient does not cancel.
+    The diagonal has no decay. It is kept apart: in q dq - k dk its two parts would cancel up to rounding alone.
     """
     b, g, c, h, _ = ops.shape(q)[0], ops.shape(q)[1], *q.shape[2:]
     dtype = q.dtype
@@ -96,7 +97,7 @@ def _mixed(weights, v, log_decay):
     dtype = v.dtype
     v, log_decay = (_rows(x, log_decay.dtype) for x in (v, log_decay))
     behind = [0, v.shape[1] - c]
-    weights = ops.pad(ops.reshape(weights, (-1, c, c)), [[0, 0], behind, behind])
+    weights = ops.pad(ops.reshape(ops.cast(weights, dtype), (-1, c, c)), [[0, 0], behind, behind])
     own = ops.sum(weights * ops.eye(v.shape[1], dtype=dtype), axis=-1)
     earlier = ops.custom_gradient(lambda *x: _of_values(dtype, *x))(weights, v, ops.cumsum(log_decay, axis=1))
     out = ops.cast(earlier + ops.cast(own, v.dtype)[..., None] * v, dtype)
@@ -114,7 +115,7 @@ def _rows(x, dtype):
 # exp(a[i] - a[j]) is the product of a factor of i and a factor of j. Both stay in range only if they refer to a token
 # between i and j. So a chunk is halved again and again: between the halves of a part, this token is the first of the
 # second half, and the pairs are a product of matrices. The pairs of the smallest parts are taken element by element.
-# Gradients are by hand. They make the decays again instead of keeping them, and the token of reference cancels.
+# Gradients are by hand. They make the decays again instead of keeping them. The token of reference has no gradient.
 
 
 def _sizes(whole):
@@ -155,7 +156,7 @@ def _split(pairs):
 
 
 def _of_pairs(dtype, q, k, since):
-    """The weights of the pairs j < i, `[x, i, j]`, and their gradient; all in float32, products in `dtype`."""
+    """The weights of the pairs j < i, `[x, i, j]` in `dtype`, and their gradient; all else is float32."""
     (_, c, s), parts = q.shape, lambda x: ops.reshape(x, (-1, min(NEAR, x.shape[1]), x.shape[2]))
 
     def factors(size):
@@ -163,8 +164,8 @@ def _of_pairs(dtype, q, k, since):
         keys, queries = _halves(k, size)[0] * of_keys, _halves(q, size)[1] * of_queries
         return of_keys, of_queries, ops.cast(keys, dtype), ops.cast(queries, dtype)
 
-    def gradient(*arguments, upstream=None):  # Keras passes it by name on JAX, by position on TensorFlow
-        pairs, dq, dk = (arguments[0] if upstream is None else upstream), 0, 0
+    def gradient(pairs):
+        dq, dk = 0, 0
         for size in reversed(_sizes(c)):
             of_keys, of_queries, keys, queries = factors(size)
             pairs, far = _split(pairs)
@@ -198,8 +199,8 @@ def _of_values(dtype, weights, v, since):
     near = ops.cast(pairs, v.dtype)[..., None] * _decays_near(parts(since)) * parts(v)[:, None]
     out += ops.reshape(ops.sum(near, axis=2), (-1, c, e))
 
-    def gradient(*arguments, upstream=None):  # as above
-        dout, pairs, dv, far_pairs = (arguments[0] if upstream is None else upstream), weights, 0, []
+    def gradient(dout):
+        pairs, dv, far_pairs = weights, 0, []
         for size in reversed(_sizes(c)):
             of_keys, of_queries = _decays(since, size)
             pairs, far = _split(pairs)

@@ -95,8 +95,8 @@ def _quotient(out, total):
     denominator = ops.maximum(total, LEAST)[..., None]
     ratio = ops.cast(out, total.dtype) / denominator
 
-    def gradient(*arguments, upstream=None):  # Keras passes it by name on JAX, by position on TensorFlow
-        dout = ops.cast(arguments[0] if upstream is None else upstream, total.dtype) / denominator
+    def gradient(dout):
+        dout = ops.cast(dout, total.dtype) / denominator
         return ops.cast(dout, out.dtype), zero_outside(-ops.sum(dout * ratio, axis=-1), total > LEAST)
 
     return ops.cast(ratio, out.dtype), gradient

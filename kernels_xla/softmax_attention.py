@@ -101,8 +101,8 @@ def _with_gradient(q, k, v, seen=None, kept=None):
     dropped = (lambda x: x) if kept is None else (lambda x: x * kept)
     out = divided(ops.einsum("bhij,bjhe->bihe", dropped(weights), v))
 
-    def gradient(*arguments, upstream=None):  # Keras passes it by name on JAX, by position on TensorFlow
-        dout = divided(arguments[0] if upstream is None else upstream)
+    def gradient(dout):
+        dout = divided(dout)
         own = ops.transpose(ops.sum(wide(dout) * wide(out), axis=-1), (0, 2, 1))[..., None]  # [b, h, i, 1]
         dweights = dropped(ops.einsum("bihe,bjhe->bhij", dout, v))
         dscores = ops.cast(wide(weights) * (wide(dweights) - own), q.dtype)

@@ -63,8 +63,7 @@ def _in_blocks(x, table, bias, labels, weights, block, devices):
     else:
         loss, dx, dtable, dbias = _in_turn(*tokens, table, bias, count)
 
-    def gradient(*arguments, upstream=None):  # Keras passes it by name on JAX, by position on TensorFlow
-        factor = arguments[0] if upstream is None else upstream
+    def gradient(factor):
         scaled = lambda d, like: ops.cast(factor * ops.cast(d, factor.dtype), like.dtype)  # noqa: E731
         return scaled(dx, x), scaled(dtable, table), scaled(dbias, bias), *map(ops.zeros_like, (labels, weights))
 

@@ -75,8 +75,8 @@ def _with_gradient(q, k, v, far_k, far_v, *masks):
     near, far = ops.cast(near, v.dtype), ops.cast(far, v.dtype)
     out = divided(ops.einsum("bghij,bgjhe->bgihe", near, v) + product(f"bghmi,{value}->bgihe", far, far_v))
 
-    def gradient(*arguments, upstream=None):  # Keras passes it by name on JAX, by position on TensorFlow
-        dout = divided(arguments[0] if upstream is None else upstream)
+    def gradient(dout):
+        dout = divided(dout)
         dnear = zero_outside(wide(ops.einsum("bgihe,bgjhe->bghij", dout, v)), seen)
         dfar = zero_outside(wide(product(f"bgihe,{value}->bghmi", dout, far_v)), far_seen)
         # Subtracted from terms with the same rounded weights, so that the gradients of a query's scores sum to zero.

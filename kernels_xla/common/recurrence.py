@@ -107,8 +107,8 @@ def _with_gradient(decay, x):
     """
     y = _scan(decay, x)
 
-    def gradient(*arguments, upstream=None):  # Keras passes it by name on JAX, by position on TensorFlow
-        dy = ops.flip(arguments[0] if upstream is None else upstream, 1)
+    def gradient(dy):
+        dy = ops.flip(dy, 1)
         dx = ops.flip(_scan(shifted(ops.flip(decay, 1), 1), dy), 1)
         return ops.sum(dx * shifted(y, 1), axis=-1, keepdims=True), dx
 

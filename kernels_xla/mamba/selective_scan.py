@@ -101,8 +101,7 @@ def _with_gradient(x, dt, a, b, c, on, chunk_size, channels):
             ops.sum(h * dout[:, :, None], axis=-1),
         )
 
-    def gradient(*arguments, upstream=None):  # Keras passes it by name on JAX, by position on TensorFlow
-        dout = arguments[0] if upstream is None else upstream
+    def gradient(dout):
         dx, ddt, da, db, dc = _in_groups(gradients, channels, x, dt, a, dout)
         return *map(_joined, (dx, ddt, da)), ops.sum(db, axis=0), ops.sum(dc, axis=0), ops.zeros_like(on)
 
