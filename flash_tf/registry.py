@@ -3,6 +3,7 @@
 import difflib
 import importlib
 import inspect
+import numbers
 import pkgutil
 import types
 import typing
@@ -121,18 +122,24 @@ def check_options(cls: type, options: Mapping[str, Any], *, where: str) -> None:
     parameters = {
         name: p for name, p in inspect.signature(cls).parameters.items() if p.kind is not inspect.Parameter.VAR_KEYWORD
     }
-    hints = get_type_hints(cls.__init__)
-    for name, value in options.items():
+    for name in options:
         if name not in parameters:
             raise ValueError(f"{where} has no option {name!r}{hint(name, parameters)}")
+    check_values(cls, options, where=where)
+    missing = [n for n, p in parameters.items() if p.default is p.empty and n not in options]
+    if missing:
+        raise ValueError(f"{where} needs {', '.join(missing)}")
+
+
+def check_values(cls: type, options: Mapping[str, Any], *, where: str) -> None:
+    """Raises a ValueError if a value has not the annotated type, or is too large a number. See `check_options`."""
+    hints = get_type_hints(cls.__init__)
+    for name, value in options.items():
         if (needed := hints.get(name, Any)) and not fits(value, needed):
             raise ValueError(f"{where}: {name} must be {spell(needed)}, got {value!r} ({type(value).__name__})")
         for at, number in _numbers(value, name):
             if not abs(number) <= (most := MOST[type(number)]):
                 raise ValueError(f"{where}: {at} must be a finite number of at most {most}, got {number}")
-    missing = [n for n, p in parameters.items() if p.default is p.empty and n not in options]
-    if missing:
-        raise ValueError(f"{where} needs {', '.join(missing)}")
 
 
 def _numbers(value, name):
@@ -148,7 +155,7 @@ def _numbers(value, name):
 
 
 def fits(value: Any, needed: Any) -> bool:
-    """Whether a value from YAML has the annotated type. An int is a float; True is not an int."""
+    """Whether a value has the annotated type. An int is a float, NumPy's numbers are numbers; True is not an int."""
     origin = get_origin(needed)
     if needed is Any:
         return True
@@ -159,11 +166,12 @@ def fits(value: Any, needed: Any) -> bool:
     if origin in (list, tuple) and get_args(needed):
         return isinstance(value, list | tuple) and all(fits(v, get_args(needed)[0]) for v in value)
     if needed is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
+        return isinstance(value, numbers.Real) and not isinstance(value, bool)
     if needed is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+        return isinstance(value, numbers.Integral) and not isinstance(value, bool)
     cls = origin or needed
-    return not isinstance(cls, type) or isinstance(value, cls)
+    cls = (list, tuple) if cls in (list, tuple) else cls
+    return not isinstance(cls, type | tuple) or isinstance(value, cls)
 
 
 def spell(needed: Any) -> str:

@@ -1,11 +1,14 @@
 """Options of a language model that other papers than FLASH have: norms and projections at both ends, no biases."""
 
+import copy
 import math
+import re
 
 import keras
 import numpy as np
 import pytest
 
+import flash_tf as ft
 from flash_tf.layers import GLU, ResidualBlock
 from flash_tf.models import MODELS
 from tests.backends import to_numpy
@@ -104,8 +107,30 @@ def test_options_that_do_not_go_together_are_named(mixer, message):
 
 @pytest.mark.parametrize("mixer", ["flash", None, GLU])
 def test_a_mixer_that_is_no_mapping_is_named(mixer):
-    with pytest.raises(ValueError, match="a mixer needs a mapping with a `type`, got "):
+    with pytest.raises(ValueError, match="CausalLM: mixer must be dict or a list of dict, got "):
         MODELS.get("causal_lm")(64, width=8, depth=2, mixer=mixer)
+    with pytest.raises(ValueError, match="a mixer needs a mapping with a `type`, got {'heads': 2}"):
+        MODELS.get("causal_lm")(64, width=8, depth=2, mixer={"heads": 2})
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ft.layers.MixedChunkAttention(chunk_size=2.5), "chunk_size must be int, got 2.5 (float)"),
+        (lambda: ft.layers.GatedLinearAttention("four"), "heads must be int or null, got 'four' (str)"),
+        (lambda: ft.layers.MLP(hidden=True), "hidden must be int or null, got True (bool)"),
+        (lambda: ft.layers.RelativeBias("symmetric"), "width must be int, got 'symmetric' (str)"),
+        (lambda: ft.models.CausalLM("64", 8, 1, {"type": "gau"}), "vocabulary_size must be int, got '64' (str)"),
+    ],
+)
+def test_an_option_of_another_type_is_named_in_python_too(make, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make()
+
+
+def test_numbers_of_numpy_and_copies_are_as_good():
+    layer = ft.layers.MixedChunkAttention(chunk_size=np.int64(8), key_dim=np.int32(4))
+    assert copy.deepcopy(layer).chunk_size == 8
 
 
 def test_a_model_without_biases_has_none():
