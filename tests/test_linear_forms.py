@@ -238,3 +238,21 @@ def test_gates_of_values_are_gates_of_keys_of_the_state_turned_over():
     of_values = [call(fast(gla.SPEC), {}, {"q": q, "k": k, "v": v, "value_log_decay": decay}) for q in rows]
     of_keys = [call(fast(gla.SPEC), {}, {"q": q, "k": v, "v": k, "log_decay": decay}) for q in rows]
     assert relative_error(np.stack(of_values, axis=-2), np.stack(of_keys, axis=-1)) < FLOAT32
+
+
+@pytest.mark.skipif(not ON_JAX, reason="JAX counts what a compiled program computes")
+@pytest.mark.parametrize("decay", ["log_decay", "value_log_decay"])
+def test_the_gradient_of_gla_makes_decays_again_and_keeps_none(decay):
+    import jax
+
+    kept = {name: x for name, x in inputs(gla.SPEC, n=64).items() if "decay" not in name or name == decay}
+    arrays = tensors(kept, "float32")
+
+    def forward(arrays):
+        return ops.sum(ops.square(gla.SPEC.fast(**arrays, **CAUSAL, chunk_size=32)))
+
+    def exponentials(function):
+        return jax.jit(function).lower(arrays).compile().cost_analysis()["transcendentals"]
+
+    # Less than twice, because the decays of states are made once. If the compiler merged both passes, it would be once.
+    assert exponentials(jax.value_and_grad(forward)) > 1.5 * exponentials(forward)
