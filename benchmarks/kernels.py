@@ -8,7 +8,9 @@ The kernels are the ones that the contract tests find. A kernel that differs fro
 """
 
 import argparse
+import dataclasses
 import functools
+import importlib
 import inspect
 import time
 
@@ -44,6 +46,7 @@ OF_MANY_HEADS = (
     "bigbird",
     "informer",
 )
+FUSED = {"selective_scan": "kernels_pallas.mamba"}  # and where its fused form is
 SMALL = {"b": 2, "h": 2, "k": 2, "s": 8, "e": 16, "r": 8, "d": 12, "m": 40, "w": 4}
 PARITY = 2e-5  # relative root mean square: two results, each after some hundred float32 roundings of 6e-8
 COLUMNS = ("kernel", "pass", "n", "batch", "compile s", "median ms", "GFLOP/s", "parity")
@@ -78,7 +81,9 @@ def _run(args):
     backend = "JAX" if backends.on_jax() else "TensorFlow"
     print(f"kernels in {args.dtype} on {backends.device_name()} through {backend}, {args.tokens:,} tokens")
     print(device.table_line(COLUMNS, WIDTHS), flush=True)
-    chosen = [specs[name] for name in args.kernel or specs]
+    chosen = [specs[name] for name in args.kernel or (FUSED if args.fused else specs)]
+    if args.fused:
+        chosen = [fused(spec) for spec in chosen]
     for spec, case in ((one, case) for one in chosen for case in varied(one, args.vary)):
         if args.vary is not None:
             print(f"{args.vary[0]} {case[args.vary[0]]}:", flush=True)
@@ -98,16 +103,29 @@ def varied(spec, vary) -> list[dict]:
     return [{**TIMED[spec.name], name: yaml.safe_load(value)} for value in values]
 
 
+def fused(spec):
+    """The kernel in its fused form; a ValueError if it has none that runs here."""
+    from kernels_pallas import programs
+
+    if spec.name not in FUSED:
+        raise ValueError(f"--fused takes {', '.join(FUSED)}, got {spec.name}")
+    if (found := programs.obstacle([], None)) is not None:
+        raise ValueError(f"--fused needs {found}")
+    function = getattr(importlib.import_module(FUSED[spec.name]), spec.name)
+    known = inspect.signature(function).parameters  # the others are the speed of einsums alone
+    return dataclasses.replace(spec, fast=lambda **given: function(**{k: x for k, x in given.items() if k in known}))
+
+
 def measure(spec, case, args):
     """The rows of one kernel, one for each length and pass; or a single row that says how the kernel is wrong."""
     from benchmarks import backends
 
-    error, where = parity(spec, case)
+    error, where = parity(spec, case, compile_all=args.fused)
     row = {"kernel": spec.name, "backend": "jax" if backends.on_jax() else "tensorflow", "parity_error": error}
     if error > PARITY:
         yield {**row, "error": f"not timed: {where} is off by {error:.1e}, more than {PARITY:.0e}"}
         return
-    row |= {"dtype": args.dtype, "case": case}
+    row |= {"dtype": args.dtype, "case": case} | ({"fused": True} if args.fused else {})
     for n in args.lengths:
         own = {"s": 16} if spec.name == "selective_scan" else {}  # Mamba's states a channel
         sizes = {**SIZES, **(MANY_HEADS if spec.name in OF_MANY_HEADS else {}), **own}
@@ -156,13 +174,13 @@ def _seconds(run, repeats):
     return times
 
 
-def parity(spec, timed) -> tuple[float, str]:
+def parity(spec, timed, compile_all: bool = False) -> tuple[float, str]:
     """The kernel's largest error against its reference, and where: in the value or in a gradient, and in which case.
 
-    It checks every test case, uncompiled, and the `timed` case, compiled by XLA. Inputs are small, in
-    float32, and longer than two chunks.
+    It checks every test case, uncompiled unless `compile_all`, and the `timed` case, compiled by XLA. Inputs are small,
+    in float32, and longer than two chunks.
     """
-    checks = [(case, False) for case in CASES[spec.name]] + [(timed, True)]
+    checks = [(case, compile_all) for case in CASES[spec.name]] + [(timed, True)]
     return max((_difference(spec, case, compile_it) for case, compile_it in checks), key=lambda found: found[0])
 
 
@@ -236,6 +254,7 @@ def _parser():
     parser.add_argument("--kernel", nargs="+", metavar="NAME", help="all by default")
     vary = "an option of the kernels, and the values to time: form chunks cumsum matmul"
     parser.add_argument("--vary", nargs="+", metavar=("NAME", "VALUE"), help=vary)
+    parser.add_argument("--fused", action="store_true", help="the fused form of `kernels_pallas`, on a GPU")
     device.takes_sizes(parser, LENGTHS)
     parser.add_argument(
         "--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="dtype of the timed inputs"

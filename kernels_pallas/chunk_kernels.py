@@ -1,6 +1,4 @@
-"""FLASH's core in Pallas, through Triton: five kernels that read and write tensors as wide as the values.
-
-It needs JAX alone. One source lowers with JAX 0.7.0, whose programs TensorFlow 2.20 reads, and with later ones.
+"""FLASH's core in Pallas, through Triton: kernels that read and write tensors as wide as the values.
 
 A block of c + t rows holds a chunk's c tokens and, below them, t rows of its sums over other chunks:
 
@@ -17,48 +15,33 @@ The last product is an einsum, outside. Y / u is O sigmoid(u), so the backward p
 import functools
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from kernels_pallas.sizes import Sizes, block, results
+from kernels_pallas.launching import Plan
+from kernels_pallas.sizes import Chunks, block
 
 NEAREST = 2.0**-60  # to 0 that u comes: Y / u then is O sigmoid(u) for every u
 LOADS = 8  # chunks whose sums a program loads at once
 
 
-def launch(name: str, m: Sizes, *given: jax.Array, interpret: bool = False) -> list[jax.Array]:
-    """Runs a kernel.
+def plan(name: str, m: Chunks, interpret: bool) -> Plan:
+    """How a kernel runs.
 
     Args:
       name: "values": (p, bias, K) -> X. "gated": (p, bias, [A Q], X) -> Y. "gate_gradient": (p, bias, Y, dY) -> du in
         its columns of dp, Z without D, sums of du. "gate_sums": (Z, Q) -> Z. "value_gradient": (p, bias, [A; K^T], Z,
         dp) -> dp with dv, sums of dv. "sums" and "sums_gradient": (X or Z, enters, leaves) -> the same tensor, with
         sums over chunks in place of each chunk's own; they follow "values" and "gate_sums" unless `summed_inside`.
-        "representation_gradient": (dz, dp) -> dp with dz.
+        "representation_gradient": (dz, dp) -> dp with dz. p `[tokens, 2e + s]` is the in-projection without its bias.
       m: Sizes.
-      *given: Arrays of the shapes `arguments(name, m)`. p `[tokens, 2e + s]` is the in-projection without its bias.
-      interpret: Whether Pallas' interpreter runs it, on any machine.
-
-    Returns:
-      Arrays of the shapes `results(name, m)`.
+      interpret: Whether Pallas' interpreter runs it.
     """
-    kernel, grid, tile = PLANS[name](m)
-    options = {} if interpret else {"compiler_params": triton.CompilerParams(num_warps=tile[0], num_stages=tile[1])}
-    if not interpret and jax.__version_info__ < (0, 8):
-        options["backend"] = "triton"
-    call = pl.pallas_call(
-        functools.partial(kernel, m=m, sigmoid=_sigmoid(m, interpret)),
-        grid=grid,
-        out_shape=[jax.ShapeDtypeStruct(*shape) for shape in results(name, m)],
-        input_output_aliases=IN_PLACE.get(name, {}),
-        interpret=interpret,
-        name=name,
-        **options,
-    )
-    return call(*given)
+    kernel, grid, warps, stages = PLANS[name](m)
+    kernel = functools.partial(kernel, m=m, sigmoid=_sigmoid(m, interpret))
+    return Plan(kernel, grid, warps, stages, IN_PLACE.get(name, {}))
 
 
 def _sigmoid(m, interpret) -> Callable:
@@ -264,14 +247,14 @@ _TOKENS = lambda m: (m.e // m.columns, m.rows if m.summed_inside else m.rows * m
 _TILES = lambda m: (m.e // m.columns * (m.tokens // block(m.c, 128)),)  # noqa: E731
 _SUMS = lambda m: (m.e // _sum_tile(m)[1], m.t // _sum_tile(m)[0], m.rows)  # noqa: E731
 PLANS = {
-    "values": lambda m: (_values, _TOKENS(m), (4, 3)),
-    "gated": lambda m: (_gated, _TILES(m), (4, 3)),
-    "gate_gradient": lambda m: (_gate_gradient, (m.e // block(m.e, 128), m.rows * m.chunks), (4, 1)),
-    "gate_sums": lambda m: (_gate_sums, _TOKENS(m), (4, 3)),
-    "value_gradient": lambda m: (_value_gradient, _TILES(m), (4, 3)),
-    "sums": lambda m: (_sums, _SUMS(m), (1, 1)),
-    "sums_gradient": lambda m: (functools.partial(_sums, gradient=True), _SUMS(m), (1, 1)),
-    "representation_gradient": lambda m: (_representation_gradient, (m.tokens // block(m.c, 64),), (4, 1)),
+    "values": lambda m: (_values, _TOKENS(m), 4, 3),
+    "gated": lambda m: (_gated, _TILES(m), 4, 3),
+    "gate_gradient": lambda m: (_gate_gradient, (m.e // block(m.e, 128), m.rows * m.chunks), 4, 1),
+    "gate_sums": lambda m: (_gate_sums, _TOKENS(m), 4, 3),
+    "value_gradient": lambda m: (_value_gradient, _TILES(m), 4, 3),
+    "sums": lambda m: (_sums, _SUMS(m), 1, 1),
+    "sums_gradient": lambda m: (functools.partial(_sums, gradient=True), _SUMS(m), 1, 1),
+    "representation_gradient": lambda m: (_representation_gradient, (m.tokens // block(m.c, 64),), 4, 1),
 }
 IN_PLACE = {
     "gate_sums": {0: 0},

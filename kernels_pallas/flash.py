@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from kernels_pallas import programs
-from kernels_pallas.sizes import Sizes, block
+from kernels_pallas.sizes import Chunks, block
 from kernels_xla.common.chunking import fold
 from kernels_xla.common.masks import documents
 from kernels_xla.common.spec import Tensor
@@ -77,12 +77,12 @@ def gated_mixed_chunk_attention(
     return ops.reshape(out, (m.rows, -1, e))[:, :n]
 
 
-def sizes(shape: tuple, dtype, value_width: int, chunk_size: int, causal: bool, packed: bool) -> Sizes:
+def sizes(shape: tuple, dtype, value_width: int, chunk_size: int, causal: bool, packed: bool) -> Chunks:
     """The sizes of the kernels for p of that `shape` `[b, n, 2e + s]`."""
     b, n, width = shape
     s = width - 2 * value_width
     orders = ("earlier",) if causal else ("earlier", "later") if packed else ("all",)
-    return Sizes(
+    return Chunks(
         rows=b,
         chunks=-(-n // chunk_size),
         c=chunk_size,
@@ -96,7 +96,7 @@ def sizes(shape: tuple, dtype, value_width: int, chunk_size: int, causal: bool, 
     )
 
 
-def obstacle(m: Sizes) -> str | None:
+def obstacle(m: Chunks) -> str | None:
     """Why the fused kernels cannot run, or None."""
     least = min(block(size, 16) for size in (m.c, m.e, m.s))
     if m.dtype not in ("bfloat16", "float32") or least < 16:
@@ -105,7 +105,7 @@ def obstacle(m: Sizes) -> str | None:
     return programs.obstacle(KERNELS if m.summed_inside else KERNELS + SUMS, m)
 
 
-def is_faster(m: Sizes) -> bool:
+def is_faster(m: Chunks) -> bool:
     """Whether the fused kernels are faster than einsums, by what was measured at a few sizes.
 
     In TensorFlow these were 128 x 512 and 8 x 8,192 causal tokens and 8 x 8,192 masked ones, on JAX 8 x 8,192 causal
@@ -150,7 +150,7 @@ def _gated(m, p, bias, weights, q, k, enters, leaves):
     return y, gradient
 
 
-def _flags(m: Sizes, found: Operands):
+def _flags(m: Chunks, found: Operands):
     """`[2, chunks of all rows]` each: 1 where sums enter a chunk from before, or after, and where they leave it."""
     if found.first is None:
         ones = ops.ones((2, m.rows * m.chunks), "float32")

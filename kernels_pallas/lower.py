@@ -1,6 +1,6 @@
-"""Writes a kernel as the StableHLO program that TensorFlow's XLA runs on an NVIDIA GPU.
+"""Writes kernels as the StableHLO programs that TensorFlow's XLA runs on an NVIDIA GPU.
 
-    python -m kernels_pallas.lower FOLDER '{"NAME.mlir": ["values", {SIZES}], ...}'
+    python -m kernels_pallas.lower FOLDER '{"NAME.mlir": ["scan", "Scan", {SIZES}], ...}'
 
 It runs with the JAX of `requirements/pallas.txt`, in an environment of its own and without a GPU.
 """
@@ -12,13 +12,13 @@ import sys
 import jax
 from jax import export
 
-from kernels_pallas.chunk_kernels import launch
-from kernels_pallas.sizes import Sizes, arguments
+from kernels_pallas import sizes
+from kernels_pallas.launching import launch
 
 
-def program(name: str, m: Sizes) -> bytes:
+def program(name: str, m: sizes.Sizes) -> bytes:
     """The program of one kernel."""
-    shapes = [jax.ShapeDtypeStruct(*shape) for shape in arguments(name, m)]
+    shapes = [jax.ShapeDtypeStruct(*shape) for shape in m.arguments(name)]
     allowed = [export.DisabledSafetyCheck.custom_call("__gpu$xla.gpu.triton")]
     run = jax.jit(lambda *given: launch(name, m, *given))
     return export.export(run, platforms=["cuda"], disabled_checks=allowed)(*shapes).mlir_module_serialized
@@ -27,11 +27,12 @@ def program(name: str, m: Sizes) -> bytes:
 def main(folder: str, wanted: str) -> None:
     """Writes the programs; each file is whole or not there."""
     jax.config.update("jax_platforms", "cpu")
-    for file, (name, sizes) in json.loads(wanted).items():
+    for file, (name, kind, given) in json.loads(wanted).items():
         path = os.path.join(folder, file)
+        m = getattr(sizes, kind)(**{key: tuple(x) if isinstance(x, list) else x for key, x in given.items()})
         partial = f"{path}.{os.getpid()}"
         with open(partial, "wb") as f:
-            f.write(program(name, Sizes(**{**sizes, "orders": tuple(sizes["orders"])})))
+            f.write(program(name, m))
         os.replace(partial, path)
 
 

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import keras
 
-from kernels_pallas.sizes import Sizes, results
+from kernels_pallas.sizes import Sizes
 from kernels_xla.common import accelerator, nvidia
 from kernels_xla.common.spec import Tensor
 
 HOME = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "flash-tf" / "pallas"  # noqa: TID251
-SOURCES = [Path(__file__).with_name(name) for name in ("chunk_kernels.py", "lower.py", "sizes.py")]
+SHARED = ("launching.py", "lower.py", "sizes.py")  # sources of every program
 JAX, TENSORFLOW = "0.7.", "2.20."  # what was tried: an MLIR of this JAX is read by this TensorFlow
 CHILD = f"""
 import sys, jax
@@ -33,16 +33,16 @@ main(*sys.argv[2:])
 
 
 def run(name: str, m: Sizes, *tensors: Tensor) -> list[Tensor]:
-    """Runs a kernel; see `chunk_kernels.launch`.
+    """Runs a kernel; see `launching.launch`.
 
     Raises:
       ValueError: In TensorFlow, there is no program of the kernel, and no environment that can write it.
     """
     if keras.config.backend() == "jax":
-        from kernels_pallas import chunk_kernels
+        from kernels_pallas import launching
 
-        return chunk_kernels.launch(name, m, *tensors)
-    return nvidia.call(_program(name, m), list(tensors), results(name, m))
+        return launching.launch(name, m, *tensors)
+    return nvidia.call(_program(name, m), list(tensors), m.results(name))
 
 
 def obstacle(names: list[str], m: Sizes) -> str | None:
@@ -79,10 +79,12 @@ def programs(names: list[str], m: Sizes) -> dict[str, Path]:
     Raises:
       ValueError: They cannot be written.
     """
-    source = b"".join(path.read_bytes() for path in SOURCES)
+    source = b"".join(Path(__file__).with_name(file).read_bytes() for file in (*SHARED, f"{m.module}.py"))
     key = hashlib.sha256(source + repr(m).encode()).hexdigest()[:16]
     found = {name: HOME / "programs" / f"{name}-{key}.mlir" for name in names}
-    missing = {path.name: [name, dataclasses.asdict(m)] for name, path in found.items() if not path.exists()}
+    missing = {
+        path.name: [name, type(m).__name__, dataclasses.asdict(m)] for name, path in found.items() if not path.exists()
+    }
     if missing:
         _write(missing)
     return found

@@ -1,13 +1,30 @@
-"""The sizes of the kernels in `chunk_kernels`, and the shapes of their arguments and results. It needs no library."""
+"""The sizes of kernels, and the shapes of their arguments and results. It needs no library."""
 
 import dataclasses
+from typing import ClassVar
 
 MULTIPROCESSORS = 132  # of an H100 or H200: fewer programs leave some without work
 
+Shapes = list[tuple[tuple[int, ...], str]]  # each with a dtype
+
+
+class Sizes:
+    """What a kernel is compiled for. A subclass is a dataclass that JSON can write."""
+
+    module: ClassVar[str]  # where in `kernels_pallas` its kernels are
+
+    def arguments(self, name: str) -> Shapes:
+        """Shapes and dtypes of a kernel's arguments."""
+        raise NotImplementedError
+
+    def results(self, name: str) -> Shapes:
+        """Shapes and dtypes of a kernel's results."""
+        raise NotImplementedError
+
 
 @dataclasses.dataclass(frozen=True)
-class Sizes:
-    """What a kernel is compiled for.
+class Chunks(Sizes):
+    """The sizes of FLASH's core.
 
     Attributes:
       rows: b.
@@ -33,6 +50,8 @@ class Sizes:
     orders: tuple[str, ...]
     plain: bool
 
+    module: ClassVar[str] = "chunk_kernels"
+
     @property
     def tokens(self) -> int:
         return self.rows * self.chunks * self.c
@@ -54,42 +73,91 @@ class Sizes:
     def columns(self) -> int:
         return block(self.e, 64)
 
+    def arguments(self, name: str) -> Shapes:
+        p, y = ((self.tokens, self.width), self.dtype), ((self.tokens, self.e), self.dtype)
+        bias, heads = ((1, 2 * self.e), "float32"), ((self.tokens, self.t), self.dtype)
+        stacked = (self.rows * self.chunks * self.depth, self.e), self.dtype
+        joined = ((self.tokens, self.depth), self.dtype), ((self.rows * self.chunks * self.depth, self.c), self.dtype)
+        flags = [((2, self.rows * self.chunks), "float32")] * 2
+        return {
+            "values": [p, bias, heads],
+            "gated": [p, bias, joined[0], stacked],
+            "gate_gradient": [p, bias, y, y],
+            "gate_sums": [stacked, heads],
+            "value_gradient": [p, bias, joined[1], stacked, p],
+            "sums": [stacked, *flags],
+            "sums_gradient": [stacked, *flags],
+            "representation_gradient": [((self.tokens, self.s), self.dtype), p],
+        }[name]
+
+    def results(self, name: str) -> Shapes:
+        stacked = (self.rows * self.chunks * self.depth, self.e), self.dtype
+        gradient = (self.tokens, self.width), self.dtype
+        return {
+            "values": [stacked],
+            "gated": [((self.tokens, self.e), self.dtype)],
+            "gate_gradient": [gradient, stacked, ((self.rows * self.chunks, self.e), "float32")],
+            "gate_sums": [stacked],
+            "value_gradient": [gradient, ((self.tokens // block(self.c, 128), self.e), "float32")],
+            "sums": [stacked],
+            "sums_gradient": [stacked],
+            "representation_gradient": [gradient],
+        }[name]
+
+
+@dataclasses.dataclass(frozen=True)
+class Scan(Sizes):
+    """The sizes of Mamba's scan.
+
+    Attributes:
+      rows: b.
+      n: Tokens of a row, a multiple of `STEP`.
+      e: Channels.
+      s: States of a channel.
+      dtype: Of x, b, c and the result; steps, decays, states and gradients are float32.
+    """
+
+    rows: int
+    n: int
+    e: int
+    s: int
+    dtype: str
+
+    module: ClassVar[str] = "scan_kernels"
+    STEP: ClassVar[int] = 8  # tokens between two states that the backward pass reads
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.n
+
+    @property
+    def channels(self) -> int:
+        """Channels of a program."""
+        return block(self.e, 32)
+
+    def arguments(self, name: str) -> Shapes:
+        x, dt, a = (
+            ((self.tokens, self.e), self.dtype),
+            ((self.tokens, self.e), "float32"),
+            ((self.s, self.e), "float32"),
+        )
+        narrow, on = ((self.tokens, self.s), self.dtype), ((self.tokens,), "float32")
+        return {
+            "scan": [x, dt, a, narrow, narrow, on],
+            "scan_states": [x, dt, a, narrow, on],
+            "scan_gradient": [x, dt, a, narrow, narrow, on, dt, *self.results("scan_states")],
+        }[name]
+
+    def results(self, name: str) -> Shapes:
+        wide = (self.tokens, self.e), "float32"
+        narrow = (self.e // self.channels, self.tokens, self.s), "float32"
+        return {
+            "scan": [wide],
+            "scan_states": [((self.tokens // self.STEP, self.s, self.e), "float32")],
+            "scan_gradient": [wide, wide, ((self.rows, self.s, self.e), "float32"), narrow, narrow],
+        }[name]
+
 
 def block(size: int, most: int) -> int:
     """The largest power of 2 that divides `size`, but at most `most`."""
     return min(size & -size, most)
-
-
-def results(name: str, m: Sizes) -> list[tuple[tuple[int, ...], str]]:
-    """Shapes and dtypes of a kernel's results."""
-    stacked = (m.rows * m.chunks * m.depth, m.e), m.dtype
-    gradient = (m.tokens, m.width), m.dtype
-    return {
-        "values": [stacked],
-        "gated": [((m.tokens, m.e), m.dtype)],
-        "gate_gradient": [gradient, stacked, ((m.rows * m.chunks, m.e), "float32")],
-        "gate_sums": [stacked],
-        "value_gradient": [gradient, ((m.tokens // block(m.c, 128), m.e), "float32")],
-        "sums": [stacked],
-        "sums_gradient": [stacked],
-        "representation_gradient": [gradient],
-    }[name]
-
-
-def arguments(name: str, m: Sizes) -> list[tuple[tuple[int, ...], str]]:
-    """Shapes and dtypes of a kernel's arguments."""
-    p, y = ((m.tokens, m.width), m.dtype), ((m.tokens, m.e), m.dtype)
-    bias, heads = ((1, 2 * m.e), "float32"), ((m.tokens, m.t), m.dtype)
-    stacked = (m.rows * m.chunks * m.depth, m.e), m.dtype
-    joined = ((m.tokens, m.depth), m.dtype), ((m.rows * m.chunks * m.depth, m.c), m.dtype)
-    flags = [((2, m.rows * m.chunks), "float32")] * 2
-    return {
-        "values": [p, bias, heads],
-        "gated": [p, bias, joined[0], stacked],
-        "gate_gradient": [p, bias, y, y],
-        "gate_sums": [stacked, heads],
-        "value_gradient": [p, bias, joined[1], stacked, p],
-        "sums": [stacked, *flags],
-        "sums_gradient": [stacked, *flags],
-        "representation_gradient": [((m.tokens, m.s), m.dtype), p],
-    }[name]

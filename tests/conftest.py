@@ -27,6 +27,15 @@ def few_programs():
         sys.modules["jax"].clear_caches()
 
 
+@pytest.fixture
+def interpreted(monkeypatch):
+    """Fused kernels run by Pallas' interpreter."""
+    from kernels_pallas import programs
+    from tests import fused
+
+    monkeypatch.setattr(programs, "run", fused.interpreted)
+
+
 @pytest.fixture(scope="session")
 def ask():
     """`ask(folder, requests)`: the answers of a process that knows nothing of this package; see `exporting.client`."""

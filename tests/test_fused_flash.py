@@ -12,6 +12,7 @@ from kernels_pallas import flash, programs, sizes
 from kernels_xla.common import nvidia
 from kernels_xla.flash.attention import mixed_chunk_attention
 from tests import backends, tiers
+from tests.fused import step
 from tests.numerics import ALIVE, BFLOAT16_FACTOR, FLOAT32, errors, masks
 
 HEADS = ("quad_q", "quad_k", "lin_q", "lin_k")
@@ -22,20 +23,6 @@ CASES = {
     "paper": {"causal": True, "scale": "paper_appendix", "chunk_divisor": True},
 }
 LAYOUTS = ("whole", "padded", "packed")
-
-
-@pytest.fixture
-def interpreted(monkeypatch):
-    """Kernels by Pallas' interpreter, on either backend."""
-    from kernels_pallas import chunk_kernels
-
-    def run(name, m, *tensors):
-        if keras.config.backend() == "jax":
-            return chunk_kernels.launch(name, m, *tensors, interpret=True)
-        found = chunk_kernels.launch(name, m, *(np.asarray(x) for x in tensors), interpret=True)
-        return [ops.convert_to_tensor(np.asarray(x)) for x in found]
-
-    monkeypatch.setattr(programs, "run", run)
 
 
 def drawn(n=N):
@@ -103,19 +90,6 @@ def test_in_bfloat16_it_is_as_exact_as_the_einsums(interpreted):
 
 
 LAYER = {"chunk_size": 16, "key_dim": 16, "causal": True}
-
-
-def step(layer, x, masked=None):
-    """The output of a training step, and the gradients of the input and of each weight, by name."""
-    weights = {f"w{i}": weight.value for i, weight in enumerate(layer.trainable_variables)}
-
-    def run(x, **given):
-        return layer.stateless_call([given[name] for name in weights], [], x, training=True, **(masked or {}))[0]
-
-    cotangent = lambda shape: np.random.default_rng(1).normal(size=shape)  # noqa: E731
-    run = run if masked is None else backends.compiled(run)
-    out, gradients = backends.value_and_gradients(run, {"x": x, **weights}, cotangent)
-    return {name: backends.to_numpy(found) for name, found in {"out": out, **gradients}.items()}
 
 
 @pytest.mark.parametrize("options", [{}, {"rotary_heads": "local", "use_bias": False}], ids=str)
@@ -203,4 +177,4 @@ def test_programs_are_kept_by_source_and_sizes(tmp_path, monkeypatch):
     monkeypatch.setattr(programs, "_write", write)
     assert programs.programs(["gated"], m) == programs.programs(["gated"], m)
     assert programs.programs(["gated"], of_base(8, 4096)) != programs.programs(["gated"], m)
-    assert [name for name, _ in written] == ["gated", "gated"]
+    assert [name for name, *_ in written] == ["gated", "gated"]

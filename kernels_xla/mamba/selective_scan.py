@@ -60,12 +60,25 @@ def selective_scan(
       Steps, decays, states and sums are float32. No exponent is above 0, and each covers a single token.
     """
     check_causal("selective_scan", causal)
+
+    def scan(*inputs):
+        inputs = (ops.cast(part, sum_dtype(x)) for part in inputs)
+        return ops.custom_gradient(lambda *inputs: _with_gradient(*inputs, chunk_size, channels))(*inputs)
+
+    return around(scan, x, dt, a, b, c, d, padding_mask, segment_ids)
+
+
+def around(scan, x, dt, a, b, c, d, padding_mask, segment_ids):
+    """All of `selective_scan` but the scan itself: masks and the skip connection.
+
+    `scan` goes from x, dt, a `[s, e]`, b, c, and a tensor that is 0 where a document begins and 1 elsewhere,
+    `[b, n, 1, 1]` or `[1, 1, 1, 1]`, to `[b, n, e]` in float32.
+    """
     ids, wide = documents(padding_mask, segment_ids), sum_dtype(x)
     real = None if ids is None else (ids > 0)[..., None]
     x, dt, b, c = (zero_outside(part, real) for part in (x, dt, b, c))
-    inputs = [ops.cast(part, wide) for part in (x, dt, ops.transpose(a), b, c, _goes_on(ids, segment_ids, wide))]
-    scan = ops.custom_gradient(lambda *inputs: _with_gradient(*inputs, chunk_size, channels))
-    return zero_outside(ops.cast(scan(*inputs) + ops.cast(d, wide) * inputs[0], x.dtype), real)
+    out = scan(x, dt, ops.transpose(a), b, c, _goes_on(ids, segment_ids, wide))
+    return zero_outside(ops.cast(out + ops.cast(d, wide) * ops.cast(x, wide), x.dtype), real)
 
 
 def _goes_on(ids, segment_ids, dtype):

@@ -11,6 +11,7 @@ from keras import ops
 
 import kernels_xla
 from benchmarks import kernels, result_files
+from kernels_pallas import programs
 from tests.oracles import TIMED
 
 ROOT = Path(__file__).parents[2]
@@ -66,6 +67,17 @@ def test_a_wrong_gradient_is_a_wrong_kernel():
 def test_every_kernel_passes_the_check_before_its_timing(name):
     error, where = kernels.parity(kernels_xla.specs()[name], kernels.TIMED[name])
     assert error < kernels.PARITY, where
+
+
+def test_a_fused_form_passes_the_check_before_its_timing(interpreted, monkeypatch):
+    scan = kernels_xla.specs()["selective_scan"]
+    with pytest.raises(ValueError, match="--fused needs an NVIDIA GPU of compute capability"):
+        kernels.fused(scan)
+    monkeypatch.setattr(programs, "obstacle", lambda names, m: None)
+    error, where = kernels._difference(kernels.fused(scan), {}, False)
+    assert error < kernels.PARITY, where
+    with pytest.raises(ValueError, match="--fused takes selective_scan, got norms"):
+        kernels.fused(kernels_xla.specs()["norms"])
 
 
 def test_a_kernel_is_timed_once_for_each_value_of_an_option():

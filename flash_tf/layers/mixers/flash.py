@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from flash_tf.layers import gated_unit
+from flash_tf.layers.fused import check_implementation, runs_fused
 from flash_tf.layers.masking import zero_padding
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero, token_positions
@@ -23,7 +24,6 @@ PARTS = {
     "global": ("lin_q", "lin_k"),
 }
 ROTARY_HEADS = {"all": PARTS["both"], "local": PARTS["local"], "none": ()}
-IMPLEMENTATIONS = ("auto", "xla", "pallas")
 NO_INTRA_CHUNK = (False, "normalized", False, "none")  # what `parts="global"` needs of the intra-chunk options
 
 
@@ -126,9 +126,7 @@ class MixedChunkAttention(gated_unit.ChunkedUnit):
         self._check_rotary()
 
     def _check_variants(self):
-        if self.implementation not in IMPLEMENTATIONS:
-            needed = f"implementation must be one of {', '.join(IMPLEMENTATIONS)}"
-            raise ValueError(f"MixedChunkAttention: {needed}, got {self.implementation!r}")
+        check_implementation(self)
         if self.implementation == "pallas" and (given := self._einsums_alone()) is not None:
             raise ValueError(f"MixedChunkAttention: implementation 'pallas' needs {given}")
         if self.t5_bias and not self.relative_bias:
@@ -183,20 +181,11 @@ class MixedChunkAttention(gated_unit.ChunkedUnit):
 
     def _runs_fused(self, lead, dtype, packed):
         """Whether the fused kernels compute a step over tokens `lead`; a ValueError if they must and cannot."""
-        if self.implementation == "xla" or (self.implementation == "auto" and self._einsums_alone() is not None):
+        if self.implementation == "auto" and self._einsums_alone() is not None:
             return False
-        if None in lead or self.in_projection.quantization_mode:
-            got = f"{lead} tokens, {self.in_projection.quantization_mode}"
-            found = f"a static shape and weights that are not quantized, got {got}"
-        else:
-            shape = (*lead, 2 * self.value_width + self.key_dim)
-            m = fused.sizes(shape, dtype, self.value_width, self.chunk_size, self.causal, packed)
-            if self.implementation == "auto" and not fused.is_faster(m):
-                return False
-            found = fused.obstacle(m)
-        if self.implementation == "pallas" and found is not None:
-            raise ValueError(f"MixedChunkAttention: implementation 'pallas' needs {found}")
-        return found is None
+        shape = (*lead, 2 * self.value_width + self.key_dim)
+        options = (self.value_width, self.chunk_size, self.causal, packed)
+        return runs_fused(self, lead, fused, lambda: fused.sizes(shape, dtype, *options))
 
     def _einsums_alone(self):
         """The options that the fused kernels need instead, or None."""

@@ -5,10 +5,12 @@ import numpy as np
 from keras import ops
 
 from flash_tf.layers.common import check_counts, normal
+from flash_tf.layers.fused import check_implementation, runs_fused
 from flash_tf.layers.linear_mixer import LinearMixer, check_causal
 from flash_tf.layers.masking import zero_padding
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.streaming import check_capacity, check_streams
+from kernels_pallas import mamba as fused
 from kernels_xla.common.accumulate import sum_dtype
 from kernels_xla.common.spec import KernelSpec, State, Tensor
 from kernels_xla.mamba import convolution
@@ -35,6 +37,9 @@ class Mamba(LinearMixer):
       conv_width: Tokens that the convolution reads.
       expansion: Channels of x over the width d.
       dt_rank: Width of the steps' projection; None for a sixteenth of d, rounded up.
+      implementation: How a training step computes the scan: "xla"; "pallas", by fused kernels on an NVIDIA GPU from
+        Hopper on; or "auto", by fused kernels where they run and were measured to be faster. The function and the
+        weights are the same.
       **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:
@@ -63,11 +68,13 @@ class Mamba(LinearMixer):
         conv_width: int = 4,
         expansion: int = 2,
         dt_rank: int | None = None,
+        implementation: str = "auto",
         **kwargs,
     ):
         super().__init__(**kwargs)
         self.causal, self.state_size, self.conv_width = causal, state_size, conv_width
-        self.expansion, self.dt_rank = expansion, dt_rank
+        self.expansion, self.dt_rank, self.implementation = expansion, dt_rank, implementation
+        check_implementation(self)
         check_causal(self)
         check_counts(self, state_size=state_size, conv_width=conv_width, expansion=expansion, dt_rank=dt_rank)
 
@@ -136,7 +143,15 @@ class Mamba(LinearMixer):
         masked = {"padding_mask": padding_mask, "segment_ids": segment_ids}
         x, z = ops.split(self.in_projection(x), 2, axis=-1)
         inputs, _ = self.enter(convolution.convolution(x, self.conv_weights, self.conv_bias, **masked), positions)
-        return self.leave(self.spec.fast(**inputs, **masked), [z])
+        scan = fused.selective_scan if training and self._runs_fused(tuple(x.shape[:2]), x.dtype) else self.spec.fast
+        return self.leave(scan(**inputs, **masked), [z])
+
+    def check_training(self, b: int, n: int) -> None:
+        """Raises a ValueError if a training step over `[b, n]` tokens must run fused kernels, and cannot here."""
+        self._runs_fused((b, n), self.compute_dtype)
+
+    def _runs_fused(self, lead, dtype):
+        return runs_fused(self, lead, fused, lambda: fused.sizes((*lead, self.inner), self.state_size, dtype))
 
     def projection_flops(self) -> int:
         d, e, r, s = self.width, self.inner, self.rank, self.state_size

@@ -1,0 +1,37 @@
+"""The option `implementation` of mixers that `kernels_pallas` has fused kernels for."""
+
+IMPLEMENTATIONS = ("auto", "xla", "pallas")
+
+
+def check_implementation(mixer) -> None:
+    """Raises a ValueError unless `mixer.implementation` is one of `IMPLEMENTATIONS`."""
+    if mixer.implementation not in IMPLEMENTATIONS:
+        needed = f"implementation must be one of {', '.join(IMPLEMENTATIONS)}"
+        raise ValueError(f"{type(mixer).__name__}: {needed}, got {mixer.implementation!r}")
+
+
+def runs_fused(mixer, lead: tuple, kernels, sizes) -> bool:
+    """Whether fused kernels compute a training step over tokens of the shape `lead`, `[b, n]`.
+
+    Args:
+      mixer: Has `implementation` and `in_projection`.
+      lead: None where a size is unknown.
+      kernels: The module with `is_faster` and `obstacle`.
+      sizes: Gives the kernels' sizes. It is called if all of `lead` is known.
+
+    Raises:
+      ValueError: `implementation` is "pallas", and they cannot run.
+    """
+    if mixer.implementation == "xla":
+        return False
+    if None in lead or mixer.in_projection.quantization_mode:
+        got = f"{lead} tokens, {mixer.in_projection.quantization_mode}"
+        found = f"a static shape and weights that are not quantized, got {got}"
+    else:
+        m = sizes()
+        if mixer.implementation == "auto" and not kernels.is_faster(m):
+            return False
+        found = kernels.obstacle(m)
+    if mixer.implementation == "pallas" and found is not None:
+        raise ValueError(f"{type(mixer).__name__}: implementation 'pallas' needs {found}")
+    return found is None

@@ -1,0 +1,29 @@
+"""Fused kernels without a GPU, and a layer's training step."""
+
+import keras
+import numpy as np
+from keras import ops
+
+from kernels_pallas import launching
+from tests import backends
+
+
+def interpreted(name, m, *tensors):
+    """`programs.run` by Pallas' interpreter, on either backend."""
+    if keras.config.backend() == "jax":
+        return launching.launch(name, m, *tensors, interpret=True)
+    found = launching.launch(name, m, *(np.asarray(x) for x in tensors), interpret=True)
+    return [ops.convert_to_tensor(np.asarray(x)) for x in found]
+
+
+def step(layer, x, masked=None):
+    """The output of a training step, and the gradients of the input and of each weight, by name."""
+    weights = {f"w{i}": weight.value for i, weight in enumerate(layer.trainable_variables)}
+
+    def run(x, **given):
+        return layer.stateless_call([given[name] for name in weights], [], x, training=True, **(masked or {}))[0]
+
+    cotangent = lambda shape: np.random.default_rng(1).normal(size=shape)  # noqa: E731
+    run = run if masked is None else backends.compiled(run)
+    out, gradients = backends.value_and_gradients(run, {"x": x, **weights}, cotangent)
+    return {name: backends.to_numpy(found) for name, found in {"out": out, **gradients}.items()}

@@ -1,0 +1,104 @@
+"""Mamba's fused scan is the einsums' function, in value and every gradient, under every mask. Pallas interprets it."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from flash_tf.layers import Mamba
+from kernels_pallas import mamba, programs
+from kernels_xla.common import nvidia
+from kernels_xla.mamba.selective_scan import selective_scan
+from tests import backends, tiers
+from tests.fused import step
+from tests.numerics import ALIVE, BFLOAT16_FACTOR, FLOAT32, errors, masks
+
+B, E, S = 2, 32, 4
+LAYOUTS = ("whole", "padded", "packed")
+
+
+def drawn(n):
+    rng = np.random.default_rng(0)
+    arrays = {"x": (B, n, E), "b": (B, n, S), "c": (B, n, S), "d": (E,)}
+    arrays = {name: rng.normal(size=size) for name, size in arrays.items()}
+    arrays |= {"dt": rng.uniform(0, 0.5, (B, n, E)), "a": rng.uniform(-2, 0, (E, S))}
+    return {name: x.astype("float32").astype("float64") for name, x in arrays.items()}
+
+
+def both(layout, n, dtype="float32"):
+    arrays, masked = drawn(n), masks(layout, B, n)
+    exact = backends.differentiate(selective_scan, {}, arrays, masked, "float64")
+    return [backends.differentiate(f, {}, arrays, masked, dtype) for f in (mamba.selective_scan, selective_scan)], exact
+
+
+@pytest.mark.parametrize("layout", tiers.thinned(LAYOUTS, "packed"))
+def test_it_is_the_einsums_in_value_and_every_gradient(layout, interpreted):
+    (got, _), exact = both(layout, 32 if layout == "whole" else 37)
+    found = errors(got, exact)
+    assert max(found.values()) < FLOAT32, found
+    assert min(np.count_nonzero(x) / x.size for x in exact.values()) > ALIVE
+
+
+@pytest.mark.full
+def test_in_bfloat16_it_is_as_exact_as_the_einsums(interpreted):
+    (got, einsum), exact = both("whole", 37, dtype="bfloat16")
+    found, least = errors(got, exact), errors(einsum, exact)
+    assert all(found[name] < BFLOAT16_FACTOR * least[name] for name in found), (found, least)
+
+
+@pytest.fixture
+def layers():
+    """The layer with fused kernels and without, with the same weights, by its `implementation`."""
+
+    def make(x_shape, **options):
+        keras.utils.set_random_seed(0)
+        made = {name: Mamba(implementation=name, name="mixer", **options) for name in ("xla", "pallas")}
+        for layer in made.values():
+            layer.build(x_shape)
+            layer.set_weights(made["xla"].get_weights())
+        return made
+
+    return make
+
+
+@tiers.full_on_jax
+def test_a_layer_trains_with_it_as_with_einsums(layers, interpreted, monkeypatch):
+    monkeypatch.setattr(programs, "obstacle", lambda names, m: None)
+    x = ops.convert_to_tensor(np.random.default_rng(0).normal(size=(2, 13, 16)), "float32")
+    made = layers(x.shape, state_size=4)
+    found = {name: step(layer, x) for name, layer in made.items()}
+    assert max(errors(found["pallas"], found["xla"]).values()) < FLOAT32
+    monkeypatch.setattr(programs, "run", None)  # whoever calls it, fails
+    made["pallas"](x)
+    Mamba()(x, training=True)
+    with pytest.raises(TypeError):
+        made["pallas"](x, training=True)
+
+
+def test_one_line_says_what_it_needs():
+    x = ops.ones((1, 16, 16))
+    with pytest.raises(
+        ValueError, match=r"Mamba: implementation 'pallas' needs an NVIDIA GPU of compute capability 9\.0"
+    ):
+        Mamba(implementation="pallas")(x, training=True)
+    with pytest.raises(
+        ValueError, match="a multiple of 16 and states that are a power of 2, got float32, 32 channels of 5"
+    ):
+        Mamba(implementation="pallas", state_size=5)(x, training=True)
+    with pytest.raises(ValueError, match="Mamba: implementation must be one of auto, xla, pallas, got 'cuda'"):
+        Mamba(implementation="cuda")
+
+
+@pytest.mark.skipif((nvidia.capability() or (0, 0)) < nvidia.HOPPER, reason="needs an NVIDIA GPU from Hopper on")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("b", "n"), [(6, 2048), (2, 1001)])
+def test_a_layer_on_a_gpu_trains_with_it_as_with_einsums(b, n, layout, layers):
+    m = mamba.sizes((b, n, 1536), 16, "bfloat16")
+    if (found := mamba.obstacle(m)) is not None:
+        pytest.skip(f"the kernels need {found}")
+    x = ops.cast(np.random.default_rng(0).normal(size=(b, n, 768)), "bfloat16")
+    masked = backends.tensors(masks(layout, b, n), "float32")
+    found = {name: step(layer, x, masked) for name, layer in layers(x.shape, dtype="bfloat16").items()}
+    exact = step(layers(x.shape)["xla"], ops.cast(x, "float32"), masked)
+    error = {name: errors(found[name], exact) for name in found}
+    assert all(error["pallas"][k] < BFLOAT16_FACTOR * e for k, e in error["xla"].items()), error
