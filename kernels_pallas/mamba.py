@@ -4,11 +4,15 @@ import keras
 from keras import ops
 
 from kernels_pallas import programs
-from kernels_pallas.sizes import Scan
+from kernels_pallas.sizes import Scan, block
+from kernels_xla.common.recurrence import over_tokens, shifted
 from kernels_xla.common.spec import Tensor
 from kernels_xla.mamba.selective_scan import around
 
-KERNELS = ["scan", "scan_states", "scan_gradient"]
+KERNELS = ["scan_ends", "scan", "scan_starts", "scan_states", "scan_gradient"]
+PROGRAMS = 1024  # as many as an H100 or H200 has work for; below, rows are parted
+SHORTEST = 128  # tokens of a part
+LOCAL = 16  # parts that pass their states one after another
 
 
 def selective_scan(
@@ -41,24 +45,28 @@ def selective_scan(
       `[b, n, e]`, in the dtype of `x`; 0 at padding.
 
     Cost:
-      The tokens of a row run one after another: the time grows with n, whatever b, until b e / 32 programs fill the
-      GPU. Forward, memory and traffic are O(n e). Backward, every 8th state, n s e / 8 numbers, and the gradients of b
-      and c by groups of 32 channels, n s e / 16 numbers, exist at a time.
+      Tokens run one after another, in parts of a row that run together. With more than one part, states pass between
+      the parts, and a token's states are made twice forward and three times backward. Forward, memory and traffic are
+      O(n e). Backward, every 8th state, n s e / 8 numbers, and the gradients of b and c by groups of 32 channels,
+      n s e / 16 numbers, exist at a time.
 
     Precision:
       Steps, decays, states, sums and gradients are float32.
     """
-    m = sizes(tuple(x.shape), a.shape[1], x.dtype)
-    scan = lambda *inputs: ops.custom_gradient(lambda *flat: _with_gradient(m, *flat))(*_flat(m, *inputs))  # noqa: E731
-    run = lambda *inputs: ops.reshape(scan(*inputs), (m.rows, m.n, m.e))[:, : x.shape[1]]  # noqa: E731
+    m, rows, n = sizes(tuple(x.shape), a.shape[1], x.dtype), *x.shape[:2]
+    scan = ops.custom_gradient(lambda *flat: _with_gradient(m, rows, *flat))
+    run = lambda *inputs: ops.reshape(scan(*_flat(m, rows, *inputs)), (rows, -1, m.e))[:, :n]  # noqa: E731
     return around(run, x, dt, a, b, c, d, padding_mask, segment_ids)
 
 
 def sizes(shape: tuple, states: int, dtype) -> Scan:
     """The sizes of the kernels for x of that `shape` `[b, n, e]`, and so many `states` of a channel."""
     b, n, e = shape
-    n = -(-n // Scan.STEP) * Scan.STEP
-    return Scan(rows=b, n=n, e=e, s=states, dtype=keras.backend.standardize_dtype(dtype))
+    parts, programs_each = 1, b * (e // block(e, 32))
+    while parts * programs_each < PROGRAMS and n >= 2 * parts * SHORTEST:
+        parts *= 2
+    n = -(-n // (parts * Scan.STEP)) * Scan.STEP
+    return Scan(rows=b * parts, n=n, e=e, s=states, dtype=keras.backend.standardize_dtype(dtype))
 
 
 def obstacle(m: Scan) -> str | None:
@@ -77,22 +85,39 @@ def is_faster(m: Scan) -> bool:
     return m.dtype == "bfloat16" and m.channels == 32 and 8 <= m.s <= 16
 
 
-def _flat(m, x, dt, a, b, c, on):
-    """The kernels' arguments: the tokens of all rows in one axis, with zeros behind each row up to n."""
-    more = m.n - x.shape[1]
-    flat = lambda x: ops.reshape(ops.pad(x, [[0, 0], [0, more], [0, 0]]), (m.tokens, -1))  # noqa: E731
-    on = ops.broadcast_to(on[..., 0], (m.rows, x.shape[1], 1))
+def _flat(m, rows, x, dt, a, b, c, on):
+    """The kernels' arguments: the tokens of all parts in one axis, with zeros behind each row."""
+    length = m.tokens // rows
+    flat = lambda x: ops.reshape(ops.pad(x, [[0, 0], [0, length - x.shape[1]], [0, 0]]), (m.tokens, -1))  # noqa: E731
+    on = ops.broadcast_to(on[..., 0], (rows, x.shape[1], 1))
     wide = lambda x: ops.cast(x, "float32")  # noqa: E731
     return flat(x), flat(wide(dt)), wide(a), flat(b), flat(c), ops.reshape(flat(wide(on)), (m.tokens,))
 
 
-def _with_gradient(m, x, dt, a, b, c, on):
+def _with_gradient(m, rows, x, dt, a, b, c, on):
     """The scan, `[tokens, e]`, and its gradients."""
+    parts = lambda x: ops.reshape(x, (rows, -1, m.s, m.e))  # noqa: E731
+    flat = lambda x: ops.reshape(x, (m.rows, m.s, m.e))  # noqa: E731
+    steps = ops.sum(ops.reshape(dt, (m.rows, 1, m.n, m.e)), axis=2)
+    decay = parts(ops.exp(steps * a) * ops.min(ops.reshape(on, (m.rows, 1, 1, m.n)), axis=3))  # of a whole part
+
+    def starts():
+        if m.rows == rows:
+            return ops.zeros((m.rows, m.s, m.e), "float32")
+        [ends] = programs.run("scan_ends", m, x, dt, a, b, on)
+        return flat(shifted(over_tokens(decay, parts(ends), LOCAL), 1))
+
+    def later(dout):
+        if m.rows == rows:
+            return ops.zeros((m.rows, m.s, m.e), "float32")
+        [before] = programs.run("scan_starts", m, dt, a, c, on, dout)
+        found = over_tokens(ops.flip(decay, 1), ops.flip(parts(before), 1), LOCAL)
+        return flat(ops.flip(shifted(found, 1), 1))
 
     def gradient(dout):
-        [states] = programs.run("scan_states", m, x, dt, a, b, on)
-        dx, ddt, da, db, dc = programs.run("scan_gradient", m, x, dt, a, b, c, on, dout, states)
+        [states] = programs.run("scan_states", m, x, dt, a, b, on, starts())
+        dx, ddt, da, db, dc = programs.run("scan_gradient", m, x, dt, a, b, c, on, dout, states, later(dout))
         narrow = [ops.cast(ops.sum(x, axis=0), b.dtype) for x in (db, dc)]
         return ops.cast(dx, x.dtype), ddt, ops.sum(da, axis=0), *narrow, ops.zeros_like(on)
 
-    return programs.run("scan", m, x, dt, a, b, c, on)[0], gradient
+    return programs.run("scan", m, x, dt, a, b, c, on, starts())[0], gradient

@@ -1,8 +1,8 @@
 """Mamba's selective scan in Pallas, through Triton: the states of a few channels stay in registers.
 
-A program takes some channels of a row, and its tokens in their order, `STEP` at a time, whose loads come before their
-use. The backward pass first runs forward and writes every `STEP`-th state `[s, channels]`. Then it goes from the last
-token to the first, and makes the states between again.
+A program takes some channels of a part of a row, and its tokens in their order, `STEP` at a time, whose loads come
+before their use. The backward pass first runs forward and writes every `STEP`-th state. Then it goes from the last
+token to the first, and makes the states between again. States are `[s, channels]`.
 """
 
 import functools
@@ -19,9 +19,12 @@ def plan(name: str, m: Scan, interpret: bool) -> Plan:
     """How a kernel runs.
 
     Args:
-      name: "scan": (x, dt, a, b, c, on) -> c . h of each token. "scan_states": (x, dt, a, b, on) -> the states before
-        every `STEP`-th token. "scan_gradient": (x, dt, a, b, c, on, the result's gradient, those states) -> the
-        gradients of x, dt, a of each row, b and c of each program's channels.
+      name: "scan_ends": (x, dt, a, b, on) -> the states after each part, from 0. "scan": (x, dt, a, b, c, on, states
+        before each part) -> c . h of a token. "scan_starts": (dt, a, c, on, the result's gradient) -> the gradient
+        of the states before each part, through that part alone. "scan_states": (x, dt, a, b, on, the states before
+        each part) -> the states before every `STEP`-th token. "scan_gradient": (x, dt, a, b, c, on, the result's
+        gradient, those states, the gradient of the states after each part) -> the gradients of x, dt, a by part, b and
+        c by program.
       m: Sizes.
       interpret: Whether Pallas' interpreter runs it.
     """
@@ -30,9 +33,9 @@ def plan(name: str, m: Scan, interpret: bool) -> Plan:
 
 
 def _place(m):
-    """The channels of a program, the number of steps before its row, and the steps of the row."""
-    steps = m.n // m.STEP
-    return pl.ds(pl.program_id(0) * m.channels, m.channels), pl.program_id(1) * steps, steps
+    """The channels of a program, its part, and the number of steps before that and in it."""
+    steps, part = m.n // m.STEP, pl.program_id(1)
+    return pl.ds(pl.program_id(0) * m.channels, m.channels), part, part * steps, steps
 
 
 def _loaded(m, cols, at, wide, narrow, on):
@@ -46,12 +49,40 @@ def _float(x):
 
 
 def _next(h, rate, x, dt, b, on):
-    """The states after a token, `[s, channels]`."""
+    """The states after a token."""
     return jnp.exp(dt[None] * rate) * on * h + b[:, None] * (dt * x)[None]
 
 
-def _scan(x, dt, a, b, c, on, out, *, m):
-    cols, before, steps = _place(m)
+def _run(m, x, dt, a, b, on, start, write=lambda i, h: None):
+    """The states after a part; `write` gets the states before every `STEP`-th token."""
+    cols, _, before, steps = _place(m)
+    rate = a[:, cols]
+
+    def step(i, h):
+        write(before + i, h)
+        for xj, dtj, bj, onj in _loaded(m, cols, (before + i) * m.STEP, (x, dt), (b,), on):
+            h = _next(h, rate, xj, dtj, bj, onj)
+        return h
+
+    return lax.fori_loop(0, steps, step, start)
+
+
+def _scan_ends(x, dt, a, b, on, ends, *, m):
+    cols, part, *_ = _place(m)
+    ends[part, :, cols] = _run(m, x, dt, a, b, on, jnp.zeros((m.s, m.channels), jnp.float32))
+
+
+def _scan_states(x, dt, a, b, on, starts, states, *, m):
+    cols, part, *_ = _place(m)
+
+    def write(i, h):
+        states[i, :, cols] = h
+
+    _run(m, x, dt, a, b, on, starts[part, :, cols], write)
+
+
+def _scan(x, dt, a, b, c, on, starts, out, *, m):
+    cols, part, before, steps = _place(m)
     rate = a[:, cols]
 
     def step(i, h):
@@ -61,25 +92,25 @@ def _scan(x, dt, a, b, c, on, out, *, m):
             out[at + j, cols] = jnp.sum(cj[:, None] * h, axis=0)
         return h
 
-    lax.fori_loop(0, steps, step, jnp.zeros(rate.shape, jnp.float32))
+    lax.fori_loop(0, steps, step, starts[part, :, cols])
 
 
-def _scan_states(x, dt, a, b, on, states, *, m):
-    cols, before, steps = _place(m)
+def _scan_starts(dt, a, c, on, dout, starts, *, m):
+    cols, part, before, steps = _place(m)
     rate = a[:, cols]
 
-    def step(i, h):
-        states[before + i, :, cols] = h
-        for xj, dtj, bj, onj in _loaded(m, cols, (before + i) * m.STEP, (x, dt), (b,), on):
-            h = _next(h, rate, xj, dtj, bj, onj)
-        return h
+    def step(i, later):
+        at = (before + steps - 1 - i) * m.STEP
+        for dtj, doutj, cj, onj in reversed(_loaded(m, cols, at, (dt, dout), (c,), on)):
+            later = jnp.exp(dtj[None] * rate) * onj * (later + cj[:, None] * doutj[None])
+        return later
 
-    lax.fori_loop(0, steps, step, jnp.zeros(rate.shape, jnp.float32))
+    starts[part, :, cols] = lax.fori_loop(0, steps, step, jnp.zeros(rate.shape, jnp.float32))
 
 
-def _scan_gradient(x, dt, a, b, c, on, dout, states, dx, ddt, da, db, dc, *, m):
-    cols, before, steps = _place(m)
-    rate, program, row = a[:, cols], pl.program_id(0), pl.program_id(1)
+def _scan_gradient(x, dt, a, b, c, on, dout, states, ends, dx, ddt, da, db, dc, *, m):
+    cols, part, before, steps = _place(m)
+    rate, program = a[:, cols], pl.program_id(0)
 
     def step(i, carry):
         later, total = carry  # the gradient of the states through all later tokens, and the sum for `a`
@@ -102,9 +133,14 @@ def _scan_gradient(x, dt, a, b, c, on, dout, states, dx, ddt, da, db, dc, *, m):
             total = total + dlog * dtj[None]
         return later, total
 
-    zeros = jnp.zeros(rate.shape, jnp.float32)
-    _, total = lax.fori_loop(0, steps, step, (zeros, zeros))
-    da[row, :, cols] = total
+    _, total = lax.fori_loop(0, steps, step, (ends[part, :, cols], jnp.zeros(rate.shape, jnp.float32)))
+    da[part, :, cols] = total
 
 
-KERNELS = {"scan": _scan, "scan_states": _scan_states, "scan_gradient": _scan_gradient}
+KERNELS = {
+    "scan_ends": _scan_ends,
+    "scan": _scan,
+    "scan_starts": _scan_starts,
+    "scan_states": _scan_states,
+    "scan_gradient": _scan_gradient,
+}

@@ -110,8 +110,8 @@ class Scan(Sizes):
     """The sizes of Mamba's scan.
 
     Attributes:
-      rows: b.
-      n: Tokens of a row, a multiple of `STEP`.
+      rows: Parts of the rows of tokens, which run together.
+      n: Tokens of a part, a multiple of `STEP`.
       e: Channels.
       s: States of a channel.
       dtype: Of x, b, c and the result; steps, decays, states and gradients are float32.
@@ -142,19 +142,25 @@ class Scan(Sizes):
             ((self.s, self.e), "float32"),
         )
         narrow, on = ((self.tokens, self.s), self.dtype), ((self.tokens,), "float32")
+        states = (self.rows, self.s, self.e), "float32"
         return {
-            "scan": [x, dt, a, narrow, narrow, on],
-            "scan_states": [x, dt, a, narrow, on],
-            "scan_gradient": [x, dt, a, narrow, narrow, on, dt, *self.results("scan_states")],
+            "scan_ends": [x, dt, a, narrow, on],
+            "scan": [x, dt, a, narrow, narrow, on, states],
+            "scan_starts": [dt, a, narrow, on, dt],
+            "scan_states": [x, dt, a, narrow, on, states],
+            "scan_gradient": [x, dt, a, narrow, narrow, on, dt, *self.results("scan_states"), states],
         }[name]
 
     def results(self, name: str) -> Shapes:
         wide = (self.tokens, self.e), "float32"
         narrow = (self.e // self.channels, self.tokens, self.s), "float32"
+        states = (self.rows, self.s, self.e), "float32"
         return {
+            "scan_ends": [states],
             "scan": [wide],
+            "scan_starts": [states],
             "scan_states": [((self.tokens // self.STEP, self.s, self.e), "float32")],
-            "scan_gradient": [wide, wide, ((self.rows, self.s, self.e), "float32"), narrow, narrow],
+            "scan_gradient": [wide, wide, states, narrow, narrow],
         }[name]
 
 

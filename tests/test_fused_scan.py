@@ -32,8 +32,12 @@ def both(layout, n, dtype="float32"):
 
 
 @pytest.mark.parametrize("layout", tiers.thinned(LAYOUTS, "packed"))
-def test_it_is_the_einsums_in_value_and_every_gradient(layout, interpreted):
-    (got, _), exact = both(layout, 32 if layout == "whole" else 37)
+@pytest.mark.parametrize("parts", tiers.thinned([1, 4], 4))
+def test_it_is_the_einsums_in_value_and_every_gradient(parts, layout, interpreted, monkeypatch):
+    monkeypatch.setattr(mamba, "SHORTEST", 32 // parts)
+    n = 32 if layout == "whole" else 37
+    assert mamba.sizes((B, n, E), S, "float32").rows == B * parts
+    (got, _), exact = both(layout, n)
     found = errors(got, exact)
     assert max(found.values()) < FLOAT32, found
     assert min(np.count_nonzero(x) / x.size for x in exact.values()) > ALIVE
