@@ -1,5 +1,6 @@
 """The growth of a compiled training step's cost with the sequence length. Nothing is run."""
 
+import itertools
 import math
 
 import pytest
@@ -10,6 +11,8 @@ from flash_tf.compiling.programs import Experiment
 from tests.numerics import LINEAR, QUADRATIC
 
 SMALL = ["model.width=32", "model.depth=1", "model.vocabulary_size=100", "train.tokens_per_step=1024"]
+# The costs are counted for a CPU, which casts all of a bfloat16 tensor to update a part of it.
+SMALL += ["train.precision=float32"]
 SHAPE = "key_dim: 16, expansion: 2"
 
 
@@ -26,7 +29,11 @@ def test_a_step_of_flash_is_linear_in_the_length_from_a_thousand_tokens_to_a_mil
     found = costs(f"{{type: flash, chunk_size: 64, {SHAPE}}}", lengths)
     for name in ("flops", "bytes", "hbm_bytes"):
         by_token = [one[name] / n for one, n in zip(found, lengths, strict=True)]
-        assert max(by_token) <= LINEAR * min(by_token), name
+        # A token may cost less of a long text: weights and the head's block are there once.
+        assert all(longer <= LINEAR * shorter for shorter, longer in itertools.combinations(by_token, 2)), (
+            name,
+            by_token,
+        )
 
 
 @pytest.mark.full
