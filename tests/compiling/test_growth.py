@@ -30,10 +30,8 @@ def test_a_step_of_flash_is_linear_in_the_length_from_a_thousand_tokens_to_a_mil
     for name in ("flops", "bytes", "hbm_bytes"):
         by_token = [one[name] / n for one, n in zip(found, lengths, strict=True)]
         # A token may cost less of a long text: weights and the head's block are there once.
-        assert all(longer <= LINEAR * shorter for shorter, longer in itertools.combinations(by_token, 2)), (
-            name,
-            by_token,
-        )
+        pairs = itertools.combinations(by_token, 2)
+        assert all(longer <= LINEAR * shorter for shorter, longer in pairs), (name, by_token)
 
 
 @pytest.mark.full
