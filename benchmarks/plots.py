@@ -257,11 +257,10 @@ def recall_figures(rows: list[Row]) -> dict[str, Figure]:
     figure, panels = plot_style.figure(f"Recall against the state of one text, {rows[0]['device']}", len(kinds))
     for axes, kind in zip(panels, kinds, strict=True):
         own = [row for row in rows if tuple(row[name] for name in recall.MEASURED[:-1]) == kind]
-        own.sort(key=lambda row: -row["accuracy"])
-        for row in own:
-            label, color = plot_style.MODELS.get(row["system"], (row["system"], plot_style.GREY))
-            point = ([row["state_bytes"] / 2**10], [100 * row["accuracy"]])
-            axes.plot(*point, color=color, label=f"{label} {row['accuracy']:.0%}", marker="o", lw=0)
+        # In whole percent, and equal ones by their state: then the lines to the labels do not cross.
+        for percent, state, name in sorted((round(100 * r["accuracy"]), r["state_bytes"], r["system"]) for r in own):
+            label, color = plot_style.MODELS.get(name, (name, plot_style.GREY))
+            axes.plot([state / 2**10], [percent], color=color, label=f"{label} {percent}%", marker="o", lw=0)
         task, length, pairs, examples, width = kind
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
