@@ -55,12 +55,13 @@ def _measure(args, progress):
         cases = [case for case in claims_plan.planned(claim) if _asked(case._asdict(), args)]
         if "choose" in CLAIMS[claim]:
             short = [case for case in claims_plan.choosing(claim) if _pair(case) in {*map(_pair, cases)}]
-            complete &= _train(short, args, results, progress)
-            rates = _chosen(claim, [*results.before, *results.rows])
+            complete &= all(map(in_parallel.diverged, _train(short, args, results, progress)))
+            diverged = {(*_pair(case), case.rate) for case in short if in_parallel.diverged(training(case, args))}
+            rates = _chosen(claim, [*results.before, *results.rows], diverged)
             for task, system in sorted({*map(_pair, cases)} - rates.keys()):
                 progress.line(f"{system}, {task}: not trained, because a run that chooses its rate has failed")
             cases = [case._replace(rate=rates[_pair(case)]) for case in cases if _pair(case) in rates]
-        complete &= _train(cases, args, results, progress)
+        complete &= not _train(cases, args, results, progress)
     return int(not complete)
 
 
@@ -77,11 +78,11 @@ def _pair(case):
 
 
 def _train(cases, args, results, progress):
-    """Trains the cases that the file lacks, and adds a row for each that ends; whether all are there."""
+    """Trains the cases that the file lacks, and adds a row for each that ends; returns the runs that failed."""
     runs = {training(case, args): case for case in cases}
     runs = {run: known for run, case in runs.items() if not results.has(**(known := about(case, run)))}
     if not runs:
-        return True
+        return []
     plan = CLAIMS[cases[0].claim]
     at_once = args.parallel or (1 if plan.get("timed") else AT_ONCE)
     tokenize(runs, cases[0].claim, progress)
@@ -95,7 +96,8 @@ def _train(cases, args, results, progress):
         if not plan.get("keeps_checkpoints"):
             shutil.rmtree(run.folder / "checkpoints", ignore_errors=True)
 
-    return all(in_parallel.train(list(runs), at_once, progress, add))
+    ended = in_parallel.train(list(runs), at_once, progress, add)
+    return [run for run, complete in zip(runs, ended, strict=True) if not complete]
 
 
 def about(case: Case, run: Training) -> dict[str, Any]:
@@ -174,14 +176,17 @@ def _found(run, timed):
     }
 
 
-def _chosen(claim, rows):
-    """The best rate of each task and system whose short runs have all ended."""
+def _chosen(claim, rows, diverged=()):
+    """The best rate of each task and system whose short runs have all ended; `diverged`, (task, system, rate), have."""
     tokens, found = CLAIMS[claim]["choose"]["tokens"], {}
     for row in rows:
         if (row["claim"], row["tokens"]) == (claim, tokens):
             found.setdefault((row["task"], row["system"]), {})[row["learning_rate"]] = row["perplexity"]
+    for task, system, rate in diverged:
+        found.setdefault((task, system), {}).setdefault(rate, math.inf)
     tried = {*CLAIMS[claim]["rates"]}
-    return {pair: min(rates, key=rates.get) for pair, rates in found.items() if rates.keys() >= tried}
+    best = {pair: min(rates, key=rates.get) for pair, rates in found.items() if rates.keys() >= tried}
+    return {pair: rate for pair, rate in best.items() if found[pair][rate] < math.inf}
 
 
 def as_text(rows: list[dict]) -> str:

@@ -25,6 +25,8 @@ CHILD = (sys.executable, "-c", "from flash_tf.cli import program; program()")
 POLL = 0.2  # seconds
 GRACE = 60  # seconds in which a child that is told to end may save its run
 SUCCEEDED = "exit status 0"
+DIVERGED = "with a lower optimizer.learning_rate"  # what a run says that has diverged
+TOO_SMALL = "the memory here is too small"  # what a command says that lacks memory
 
 
 class Command(NamedTuple):
@@ -131,6 +133,8 @@ def run(
 ) -> list[int]:
     """Runs commands; returns their exit statuses. One that fails is reported with its last line; the others go on.
 
+    A command that lacked memory beside others runs once more after them, alone.
+
     Args:
       commands: Each with a log of its own.
       at_once: At most so many run at a time.
@@ -143,7 +147,17 @@ def run(
     """
     if at_once < 1:
         raise ValueError(f"--parallel must be 1 or more, got {at_once}")
-    waiting, running, statuses = list(enumerate(commands)), {}, {}
+    statuses = _side_by_side(dict(enumerate(commands)), at_once, progress, then)
+    lacked = {i: commands[i] for i, status in statuses.items() if status and TOO_SMALL in commands[i].log.read_text()}
+    if lacked and at_once > 1:
+        progress.line(f"{len(lacked)} of them lacked memory beside others: again, one at a time")
+        statuses |= _side_by_side(lacked, 1, progress, then)
+    return [statuses[i] for i in range(len(commands))]
+
+
+def _side_by_side(commands, at_once, progress, then):
+    """The exit statuses of commands, by their numbers."""
+    waiting, running, statuses = list(commands.items()), {}, {}
     started, before = time.monotonic(), signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         while waiting or running:
@@ -162,7 +176,7 @@ def run(
         _end([child for child, _ in running.values()])
         signal.signal(signal.SIGTERM, before)
         progress.clear()
-    return [statuses[i] for i in range(len(commands))]
+    return statuses
 
 
 def _started(command, at_once):
@@ -206,6 +220,11 @@ def _end(children):
 
 def _lines(log):
     return log.read_text("utf-8", "replace").splitlines() if log.exists() else []
+
+
+def diverged(training: Training) -> bool:
+    """Whether the run ended because its loss, its gradient or a weight was not a number."""
+    return any(DIVERGED in line for line in _lines(training.command.log))
 
 
 def evaluations(training: Training) -> list[dict]:

@@ -155,6 +155,10 @@ def test_the_best_rate_of_the_short_runs_is_taken_and_the_longest_texts_are_left
     assert claims._chosen("title", rows) == dict.fromkeys(pairs, 1.4e-3)
     assert rows[0]["system"] == "transformer_plus_plus"  # without this row its rates are not compared
     assert claims._chosen("title", rows[1:-1]) == dict.fromkeys(pairs[:1] + pairs[2:], 1.4e-3)
+    at_all = {("lm", "transformer_plus_plus", rate) for rate in losses}
+    assert claims._chosen("title", rows[1:-1], at_all) == dict.fromkeys(pairs, 1.4e-3)
+    without = [row for row in rows if row["system"] == "flash"]
+    assert claims._chosen("title", without, at_all) == dict.fromkeys(pairs[::2], 1.4e-3)  # all of its rates diverged
     planned = claims_plan.planned("title")
     assert {case.length for case in planned if case.system == "flash_quad"} == {512, 2048, 8192}
     assert {(case.system, case.length) for case in planned if case.seed} == {
@@ -237,6 +241,34 @@ def test_variants_are_trained_once_on_text_that_is_tokenized_once(tmp_path, caps
     assert claims.main(flags) == 0
     assert result_files.read(file) == rows
     assert "flash, n_256" in capsys.readouterr().out
+
+
+@pytest.mark.full
+def test_a_rate_that_diverges_is_not_taken_and_does_not_stop_the_others(tmp_path, monkeypatch):
+    made_text.write(tmp_path, 3_000)
+    made_text.write_vocabulary(tmp_path, 1200)
+    text = tmp_path / "wikipedia"
+    (text / "more.jsonl.xz").write_bytes((text / "valid.jsonl.xz").read_bytes())
+    monkeypatch.setitem(claims_plan.CLAIMS["length"], "rates", [1e-3, 1e30])
+    file = tmp_path / "found.jsonl"
+    tiny = {"model.width": 32, "model.depth": 2, "train.tokens_per_step": 2048, "train.steps_per_loop": 1}
+    tiny |= {"evaluation.windows": 2, "train.precision": "float32", "model.vocabulary_size": 1200}
+    flags = [
+        str(tmp_path / "out"),
+        "--wikipedia",
+        str(text),
+        "--results",
+        str(file),
+        "--commit",
+        "here",
+        "--steps",
+        "3",
+    ]
+    flags += ["--claims", "length", "--of", "gla", *(x for k, v in tiny.items() for x in ("--set", f"{k}={v}"))]
+    assert claims.main(flags) == 0
+    assert [row["learning_rate"] for row in result_files.read(file)] == [1e-3, 1e-3]
+    (log,) = (tmp_path / "out").glob("*1e+30*.log")
+    assert "not a number" in log.read_text()
 
 
 def test_a_table_has_the_rows_that_are_asked_for(capsys):

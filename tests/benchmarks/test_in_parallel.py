@@ -34,6 +34,20 @@ def test_commands_end_with_their_statuses_in_order_and_a_failed_one_is_shown_wit
     assert len(console.getvalue().splitlines()) == 3
 
 
+def test_a_command_that_lacked_memory_beside_others_runs_once_more_alone(tmp_path, child):
+    child("import os, pathlib, sys, time; own = pathlib.Path(sys.argv[1]); beside = 'TF_GPU_ALLOCATOR' in os.environ\n"
+          "own.open('a').write('.'); lacks = own.name == 'c' or (own.name == 'b' and beside)\n"
+          "sys.exit('flash-tf: the memory here is too small: lower it' if lacks else own.name == 'd')")  # fmt: skip
+    given = [Command((str(tmp_path / name),), tmp_path / f"{name}.log") for name in "abcd"]
+    console, ended = io.StringIO(), []
+    assert in_parallel.run(given, 2, Progress(console), lambda *one: ended.append(one)) == [0, 0, 1, 1]
+    assert [len((tmp_path / name).read_text()) for name in "abcd"] == [1, 2, 2, 1]
+    assert sorted(ended) == [(0, 0), (1, 0), (1, 1), (2, 1), (2, 1), (3, 1)]
+    assert "2 of them lacked memory beside others: again, one at a time" in console.getvalue()
+    assert in_parallel.run(given[2:3], 1, Progress(console)) == [1]
+    assert len((tmp_path / "c").read_text()) == 3
+
+
 def test_at_most_so_many_run_at_a_time_and_share_a_gpu(tmp_path, child):
     child("import os, time; print(os.environ['TF_FORCE_GPU_ALLOW_GROWTH'], time.time()); time.sleep(.3)"
           "; print(time.time(), os.environ.get('TF_GPU_ALLOCATOR'))")  # fmt: skip
