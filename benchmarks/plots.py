@@ -35,7 +35,7 @@ DECODING = (("ms_per_token", 1.0, "decoding time (ms per token)"), ("state_bytes
 
 def main(arguments: list[str] | None = None) -> int:
     """Writes all figures as PNG files; returns the exit status."""
-    args = _parser().parse_args(arguments)
+    args = result_files.parse(_parser(), arguments)
     found = figures(args.results)
     if not found:
         raise ValueError(f"there is nothing to draw in {args.results}")

@@ -150,7 +150,13 @@ def variant(args: argparse.Namespace, *unusual: str) -> str | None:
 
 
 def parse(parser: argparse.ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
-    """Parses a script's arguments, and keeps the command itself, which each row records."""
+    """Parses a script's arguments, and keeps the command itself, which each row records. Wrong ones end it."""
+
+    def error(message):
+        name = parser.prog.rpartition(".")[2]
+        parser.exit(2, f"{name}: {' '.join(message.split())}; see {parser.prog} --help\n")
+
+    parser.error = error
     args = parser.parse_args(arguments)
     args.command = shlex.join([*parser.prog.split(), *(sys.argv[1:] if arguments is None else arguments)])
     return args

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from benchmarks import result_files
+from benchmarks import recall, result_files
 
 COMMITTED = sorted(result_files.FOLDER.glob("*.jsonl"))
 
@@ -120,3 +120,11 @@ def test_what_configs_say_was_measured_is_in_the_file_that_they_name():
             assert float(found[1]) in [round(row["validation_perplexity"], 1) for row in rows], path
         cited += 1
     assert cited > 60
+
+
+def test_wrong_arguments_end_a_script_in_one_line(capsys):
+    with pytest.raises(SystemExit) as ended:
+        recall.main(["--task", "other"])
+    assert ended.value.code == 2
+    said = "recall: argument --task: invalid choice: 'other' (choose from 'mqar', 'selective_copying')"
+    assert capsys.readouterr().err == f"{said}; see python -m benchmarks.recall --help\n"
