@@ -5,7 +5,7 @@ from keras import ops
 
 from kernels_pallas import programs
 from kernels_pallas.sizes import Scan, block
-from kernels_xla.common.recurrence import over_tokens, shifted
+from kernels_xla.common.recurrence import after, over_tokens, shifted
 from kernels_xla.common.spec import Tensor
 from kernels_xla.mamba.selective_scan import around
 
@@ -53,9 +53,9 @@ def selective_scan(
     Precision:
       Steps, decays, states, sums and gradients are float32.
     """
-    m, rows, n = sizes(tuple(x.shape), a.shape[1], x.dtype), *x.shape[:2]
-    scan = ops.custom_gradient(lambda *flat: _with_gradient(m, rows, *flat))
-    run = lambda *inputs: ops.reshape(scan(*_flat(m, rows, *inputs)), (rows, -1, m.e))[:, :n]  # noqa: E731
+    m = sizes(tuple(x.shape), a.shape[1], x.dtype)
+    scan = ops.custom_gradient(lambda *flat: _with_gradient(m, *flat))
+    run = lambda *inputs: ops.reshape(scan(*_flat(m, *inputs)), (m.rows, -1, m.e))[:, : x.shape[1]]  # noqa: E731
     return around(run, x, dt, a, b, c, d, padding_mask, segment_ids)
 
 
@@ -66,7 +66,7 @@ def sizes(shape: tuple, states: int, dtype) -> Scan:
     while parts * programs_each < PROGRAMS and n >= 2 * parts * SHORTEST:
         parts *= 2
     n = -(-n // (parts * Scan.STEP)) * Scan.STEP
-    return Scan(rows=b * parts, n=n, e=e, s=states, dtype=keras.backend.standardize_dtype(dtype))
+    return Scan(rows=b, parts=parts, n=n, e=e, s=states, dtype=keras.backend.standardize_dtype(dtype))
 
 
 def obstacle(m: Scan) -> str | None:
@@ -80,44 +80,48 @@ def obstacle(m: Scan) -> str | None:
 def is_faster(m: Scan) -> bool:
     """Whether the fused kernels are faster than einsums, by what was measured at a few sizes.
 
-    These were 1,536 channels of 16 states in bfloat16: 128 x 512, 8 x 8,192 and 1 x 65,536 tokens.
+    These were 1,536 channels of 16 states in bfloat16, for 128 x 512 and 8 x 8,192 tokens. Parts were not timed.
     """
-    return m.dtype == "bfloat16" and m.channels == 32 and 8 <= m.s <= 16
+    return m.dtype == "bfloat16" and m.channels == 32 and m.s == 16 and m.parts == 1 and m.programs >= PROGRAMS
 
 
-def _flat(m, rows, x, dt, a, b, c, on):
+def _flat(m, x, dt, a, b, c, on):
     """The kernels' arguments: the tokens of all parts in one axis, with zeros behind each row."""
-    length = m.tokens // rows
+    length = m.tokens // m.rows
     flat = lambda x: ops.reshape(ops.pad(x, [[0, 0], [0, length - x.shape[1]], [0, 0]]), (m.tokens, -1))  # noqa: E731
-    on = ops.broadcast_to(on[..., 0], (rows, x.shape[1], 1))
+    on = ops.broadcast_to(on[..., 0], (m.rows, x.shape[1], 1))
     wide = lambda x: ops.cast(x, "float32")  # noqa: E731
+    b, c = (ops.cast(part, x.dtype) for part in (b, c))
     return flat(x), flat(wide(dt)), wide(a), flat(b), flat(c), ops.reshape(flat(wide(on)), (m.tokens,))
 
 
-def _with_gradient(m, rows, x, dt, a, b, c, on):
+def _with_gradient(m, x, dt, a, b, c, on):
     """The scan, `[tokens, e]`, and its gradients."""
-    parts = lambda x: ops.reshape(x, (rows, -1, m.s, m.e))  # noqa: E731
-    flat = lambda x: ops.reshape(x, (m.rows, m.s, m.e))  # noqa: E731
-    steps = ops.sum(ops.reshape(dt, (m.rows, 1, m.n, m.e)), axis=2)
-    decay = parts(ops.exp(steps * a) * ops.min(ops.reshape(on, (m.rows, 1, 1, m.n)), axis=3))  # of a whole part
+    parts = lambda x: ops.reshape(x, (m.rows, m.parts, m.s, m.e))  # noqa: E731
+    flat = lambda x: ops.reshape(x, (m.runs, m.s, m.e))  # noqa: E731
 
-    def starts():
-        if m.rows == rows:
-            return ops.zeros((m.rows, m.s, m.e), "float32")
+    def decay(a):  # of a whole part
+        steps = ops.sum(ops.reshape(dt, (m.runs, 1, m.n, m.e)), axis=2)
+        return parts(ops.exp(steps * a) * ops.min(ops.reshape(on, (m.runs, 1, 1, m.n)), axis=3))
+
+    def starts(a):
+        if m.parts == 1:
+            return ops.zeros((m.runs, m.s, m.e), "float32")
         [ends] = programs.run("scan_ends", m, x, dt, a, b, on)
-        return flat(shifted(over_tokens(decay, parts(ends), LOCAL), 1))
+        return flat(shifted(over_tokens(decay(a), parts(ends), LOCAL), 1))
 
-    def later(dout):
-        if m.rows == rows:
-            return ops.zeros((m.rows, m.s, m.e), "float32")
+    def later(a, dout):
+        if m.parts == 1:
+            return ops.zeros((m.runs, m.s, m.e), "float32")
         [before] = programs.run("scan_starts", m, dt, a, c, on, dout)
-        found = over_tokens(ops.flip(decay, 1), ops.flip(parts(before), 1), LOCAL)
+        found = over_tokens(ops.flip(decay(a), 1), ops.flip(parts(before), 1), LOCAL)
         return flat(ops.flip(shifted(found, 1), 1))
 
     def gradient(dout):
-        [states] = programs.run("scan_states", m, x, dt, a, b, on, starts())
-        dx, ddt, da, db, dc = programs.run("scan_gradient", m, x, dt, a, b, c, on, dout, states, later(dout))
+        again = after(dout, a)
+        [states] = programs.run("scan_states", m, x, dt, again, b, on, starts(again))
+        dx, ddt, da, db, dc = programs.run("scan_gradient", m, x, dt, a, b, c, on, dout, states, later(again, dout))
         narrow = [ops.cast(ops.sum(x, axis=0), b.dtype) for x in (db, dc)]
         return ops.cast(dx, x.dtype), ddt, ops.sum(da, axis=0), *narrow, ops.zeros_like(on)
 
-    return programs.run("scan", m, x, dt, a, b, c, on, starts())[0], gradient
+    return programs.run("scan", m, x, dt, a, b, c, on, starts(a))[0], gradient

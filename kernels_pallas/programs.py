@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import keras
@@ -60,9 +61,14 @@ def obstacle(names: list[str], m: Sizes) -> str | None:
 
     if not tf.__version__.startswith(TENSORFLOW):
         return f"TensorFlow {TENSORFLOW}x, got {tf.__version__}"
+    return _missing(tuple(names), m)
+
+
+@functools.cache
+def _missing(names, m):
+    """Why there are no programs, or None. A failure is remembered too: each try starts a process."""
     try:
-        for name in names:
-            _program(name, m)
+        programs(names, m)
     except ValueError as error:
         return str(error)
     return None
@@ -73,7 +79,7 @@ def _program(name, m):
     return programs([name], m)[name].read_bytes()
 
 
-def programs(names: list[str], m: Sizes) -> dict[str, Path]:
+def programs(names: Sequence[str], m: Sizes) -> dict[str, Path]:
     """The files with the kernels' programs, by name. Those that do not exist are written.
 
     Raises:

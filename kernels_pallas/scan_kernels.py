@@ -29,7 +29,7 @@ def plan(name: str, m: Scan, interpret: bool) -> Plan:
       interpret: Whether Pallas' interpreter runs it.
     """
     del interpret
-    return Plan(functools.partial(KERNELS[name], m=m), (m.e // m.channels, m.rows), warps=1)
+    return Plan(functools.partial(KERNELS[name], m=m), (m.e // m.channels, m.runs), warps=1)
 
 
 def _place(m):

@@ -110,7 +110,8 @@ class Scan(Sizes):
     """The sizes of Mamba's scan.
 
     Attributes:
-      rows: Parts of the rows of tokens, which run together.
+      rows: b.
+      parts: Of a row, which run together.
       n: Tokens of a part, a multiple of `STEP`.
       e: Channels.
       s: States of a channel.
@@ -118,6 +119,7 @@ class Scan(Sizes):
     """
 
     rows: int
+    parts: int
     n: int
     e: int
     s: int
@@ -128,7 +130,17 @@ class Scan(Sizes):
 
     @property
     def tokens(self) -> int:
-        return self.rows * self.n
+        return self.runs * self.n
+
+    @property
+    def runs(self) -> int:
+        """Parts of all rows."""
+        return self.rows * self.parts
+
+    @property
+    def programs(self) -> int:
+        """Programs of a kernel."""
+        return self.runs * (self.e // self.channels)
 
     @property
     def channels(self) -> int:
@@ -142,7 +154,7 @@ class Scan(Sizes):
             ((self.s, self.e), "float32"),
         )
         narrow, on = ((self.tokens, self.s), self.dtype), ((self.tokens,), "float32")
-        states = (self.rows, self.s, self.e), "float32"
+        states = (self.runs, self.s, self.e), "float32"
         return {
             "scan_ends": [x, dt, a, narrow, on],
             "scan": [x, dt, a, narrow, narrow, on, states],
@@ -154,7 +166,7 @@ class Scan(Sizes):
     def results(self, name: str) -> Shapes:
         wide = (self.tokens, self.e), "float32"
         narrow = (self.e // self.channels, self.tokens, self.s), "float32"
-        states = (self.rows, self.s, self.e), "float32"
+        states = (self.runs, self.s, self.e), "float32"
         return {
             "scan_ends": [states],
             "scan": [wide],

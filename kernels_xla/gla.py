@@ -115,7 +115,7 @@ def _rows(x, dtype):
 # exp(a[i] - a[j]) is the product of a factor of i and a factor of j. Both stay in range only if they refer to a token
 # between i and j. So a chunk is halved again and again: between the halves of a part, this token is the first of the
 # second half, and the pairs are a product of matrices. The pairs of the smallest parts are taken element by element.
-# Gradients are by hand. They make the decays again, see `_after`, and the token of reference has no gradient.
+# Gradients are by hand. They make the decays again, see `recurrence.after`, and the token of reference has no gradient.
 
 
 def _sizes(whole):
@@ -165,7 +165,7 @@ def _of_pairs(dtype, q, k, since):
         return of_keys, of_queries, ops.cast(keys, dtype), ops.cast(queries, dtype)
 
     def gradient(pairs):
-        again, dq, dk = _after(pairs, since), 0, 0
+        again, dq, dk = recurrence.after(pairs, since), 0, 0
         for size in reversed(_sizes(c)):
             of_keys, of_queries, keys, queries = factors(again, size)
             pairs, far = _split(pairs)
@@ -200,7 +200,7 @@ def _of_values(dtype, weights, v, since):
     out += ops.reshape(ops.sum(near, axis=2), (-1, c, e))
 
     def gradient(dout):
-        again, pairs, dv, far_pairs = _after(dout, since), weights, 0, []
+        again, pairs, dv, far_pairs = recurrence.after(dout, since), weights, 0, []
         for size in reversed(_sizes(c)):
             of_keys, of_queries = _decays(again, size)
             pairs, far = _split(pairs)
@@ -217,11 +217,6 @@ def _of_values(dtype, weights, v, since):
         return dpairs, dv, dout * out - v * dv
 
     return out, gradient
-
-
-def _after(upstream, x):
-    """x, by a zero that is there only after `upstream`: else the compiler takes what the forward pass has made of x."""
-    return x + ops.cast(ops.minimum(ops.square(upstream[0, 0, 0]), 0), x.dtype)
 
 
 def gated_linear_attention_reference(

@@ -1,6 +1,7 @@
 """Mamba's fused scan is the einsums' function, in value and every gradient, under every mask. Pallas interprets it."""
 
 import functools
+import re
 
 import keras
 import numpy as np
@@ -39,7 +40,7 @@ def both(layout, n, dtype="float32"):
 def test_it_is_the_einsums_in_value_and_every_gradient(parts, layout, interpreted, monkeypatch):
     monkeypatch.setattr(mamba, "SHORTEST", 32 // parts)
     n = 32 if layout == "whole" else 37
-    assert mamba.sizes((B, n, E), S, "float32").rows == B * parts
+    assert mamba.sizes((B, n, E), S, "float32").parts == parts
     (got, _), exact = both(layout, n)
     found = errors(got, exact)
     assert max(found.values()) < FLOAT32, found
@@ -98,7 +99,7 @@ def test_one_line_says_what_it_needs():
 
 @pytest.mark.skipif((nvidia.capability() or (0, 0)) < nvidia.HOPPER, reason="needs an NVIDIA GPU from Hopper on")
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("b", "n"), [(6, 2048), (2, 1001)])
+@pytest.mark.parametrize(("b", "n"), [(8, 2048), (2, 1001)])  # one part, and four
 def test_a_layer_on_a_gpu_trains_with_it_as_with_einsums(b, n, layout, layers):
     m = mamba.sizes((b, n, 1536), 16, "bfloat16")
     if (found := mamba.obstacle(m)) is not None:
@@ -109,3 +110,23 @@ def test_a_layer_on_a_gpu_trains_with_it_as_with_einsums(b, n, layout, layers):
     exact = step(layers(x.shape)["xla"], ops.cast(x, "float32"), masked)
     error = {name: errors(found[name], exact) for name in found}
     assert all(error["pallas"][k] < BFLOAT16_FACTOR * e for k, e in error["xla"].items()), error
+
+
+def test_auto_takes_it_where_it_was_measured_to_be_faster():
+    sizes = lambda b, n, e=1536, states=16, dtype="bfloat16": mamba.sizes((b, n, e), states, dtype)  # noqa: E731
+    assert all(map(mamba.is_faster, (sizes(8, 8192), sizes(128, 512), sizes(32, 2048))))
+    others = [sizes(1, 65_536), sizes(4, 8192), sizes(1, 16), sizes(8, 8192, states=8), sizes(8, 8192, e=1520)]
+    assert not any(map(mamba.is_faster, [*others, sizes(8, 8192, dtype="float32")]))
+
+
+@pytest.mark.skipif(tiers.ON_JAX, reason="JAX runs the kernels without programs")
+def test_a_failure_to_write_programs_is_remembered(tmp_path, monkeypatch):
+    monkeypatch.setattr(programs, "HOME", tmp_path)
+    monkeypatch.setattr(nvidia, "capability", lambda: nvidia.HOPPER)
+    tried = []
+    write = programs._write
+    monkeypatch.setattr(programs, "_write", lambda missing: (tried.append(missing), write(missing)))
+    m = mamba.sizes((2, 40, 16), 4, "float32")
+    for _ in range(2):
+        assert re.search(r"JAX 0\.7\.0 in .*env, as docs/layers.md says, got none", mamba.obstacle(m))
+    assert len(tried) == 1 and len(tried[0]) == len(mamba.KERNELS)

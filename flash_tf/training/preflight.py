@@ -171,7 +171,7 @@ def _memory(config, model):
 def _kernels(config, model):
     for layer in model._flatten_layers(include_self=False):
         if hasattr(layer, "check_training"):
-            layer.check_training(config.batch_size, config.data.sequence_length)
+            layer.check_training(config.batch_size // config.train.accumulate, config.data.sequence_length)
 
 
 def _has(folder, name):
