@@ -99,7 +99,7 @@ def test_one_line_says_what_it_needs():
 
 @pytest.mark.skipif((nvidia.capability() or (0, 0)) < nvidia.HOPPER, reason="needs an NVIDIA GPU from Hopper on")
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("b", "n"), [(8, 2048), (2, 1001)])  # one part, and four
+@pytest.mark.parametrize(("b", "n"), [(8, 2048), (2, 1001)])  # one part, and two
 def test_a_layer_on_a_gpu_trains_with_it_as_with_einsums(b, n, layout, layers):
     m = mamba.sizes((b, n, 1536), 16, "bfloat16")
     if (found := mamba.obstacle(m)) is not None:
@@ -114,8 +114,8 @@ def test_a_layer_on_a_gpu_trains_with_it_as_with_einsums(b, n, layout, layers):
 
 def test_auto_takes_it_where_it_was_measured_to_be_faster():
     sizes = lambda b, n, e=1536, states=16, dtype="bfloat16": mamba.sizes((b, n, e), states, dtype)  # noqa: E731
-    assert all(map(mamba.is_faster, (sizes(8, 8192), sizes(128, 512), sizes(32, 2048))))
-    others = [sizes(1, 65_536), sizes(4, 8192), sizes(1, 16), sizes(8, 8192, states=8), sizes(8, 8192, e=1520)]
+    assert all(map(mamba.is_faster, (sizes(8, 8192), sizes(128, 512), sizes(4, 8192))))
+    others = [sizes(1, 65_536), sizes(2, 8192), sizes(1, 16), sizes(8, 8192, states=8), sizes(8, 8192, e=1520)]
     assert not any(map(mamba.is_faster, [*others, sizes(8, 8192, dtype="float32")]))
 
 
