@@ -1,16 +1,25 @@
 """The option `implementation` of mixers that `kernels_pallas` has fused kernels for."""
 
+from collections.abc import Callable
+from types import ModuleType
+
+import keras
+
+from kernels_pallas.sizes import Sizes
+
 IMPLEMENTATIONS = ("auto", "xla", "pallas")
 
 
-def check_implementation(mixer) -> None:
+def check_implementation(mixer: keras.layers.Layer) -> None:
     """Raises a ValueError unless `mixer.implementation` is one of `IMPLEMENTATIONS`."""
     if mixer.implementation not in IMPLEMENTATIONS:
         needed = f"implementation must be one of {', '.join(IMPLEMENTATIONS)}"
         raise ValueError(f"{type(mixer).__name__}: {needed}, got {mixer.implementation!r}")
 
 
-def runs_fused(mixer, lead: tuple, kernels, sizes) -> bool:
+def runs_fused(
+    mixer: keras.layers.Layer, lead: tuple[int | None, ...], kernels: ModuleType, sizes: Callable[[], Sizes]
+) -> bool:
     """Whether fused kernels compute a training step over tokens of the shape `lead`, `[b, n]`.
 
     Args:
