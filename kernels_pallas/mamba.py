@@ -1,10 +1,12 @@
 """Mamba's selective scan, fused: the states of a token are in registers, where einsums write and read them."""
 
+import dataclasses
+
 import keras
 from keras import ops
 
 from kernels_pallas import programs
-from kernels_pallas.sizes import Scan, block
+from kernels_pallas.sizes import Scan
 from kernels_xla.common.recurrence import after, over_tokens, shifted
 from kernels_xla.common.spec import Tensor
 from kernels_xla.mamba.selective_scan import around
@@ -28,8 +30,8 @@ def selective_scan(
 ) -> Tensor:
     """`kernels_xla.mamba.selective_scan.selective_scan`, of static shapes, in bfloat16 or float32.
 
-    The backward pass keeps the inputs alone. It runs the scan again, writes every 8th state, and makes the others from
-    those.
+    The backward pass keeps the inputs and the first state of each part. It runs the scan again, writes every 8th state,
+    and makes the others from those.
 
     Args:
       x: `[b, n, e]`.
@@ -46,9 +48,9 @@ def selective_scan(
 
     Cost:
       Tokens run one after another, in parts of a row that run together. With more than one part, states pass between
-      the parts, and a token's states are made twice forward and three times backward. Forward, memory and traffic are
-      O(n e). Backward, every 8th state, n s e / 8 numbers, and the gradients of b and c by groups of 32 channels,
-      n s e / 16 numbers, exist at a time.
+      the parts, and a token's states are made twice in each pass. Forward, memory and traffic are O(n e). Backward,
+      every 8th state, n s e / 8 numbers, and the gradients of b and c by groups of 32 channels, n s e / 16 numbers,
+      exist at a time.
 
     Precision:
       Steps, decays, states, sums and gradients are float32.
@@ -62,11 +64,10 @@ def selective_scan(
 def sizes(shape: tuple, states: int, dtype) -> Scan:
     """The sizes of the kernels for x of that `shape` `[b, n, e]`, and so many `states` of a channel."""
     b, n, e = shape
-    parts, programs_each = 1, b * (e // block(e, 32))
-    while parts * programs_each < PROGRAMS and n >= 2 * parts * SHORTEST:
-        parts *= 2
-    n = -(-n // (parts * Scan.STEP)) * Scan.STEP
-    return Scan(rows=b, parts=parts, n=n, e=e, s=states, dtype=keras.backend.standardize_dtype(dtype))
+    m = Scan(rows=b, parts=1, n=n, e=e, s=states, dtype=keras.backend.standardize_dtype(dtype))
+    while m.programs < PROGRAMS and n >= 2 * m.parts * SHORTEST:
+        m = dataclasses.replace(m, parts=2 * m.parts)
+    return dataclasses.replace(m, n=-(-n // (m.parts * m.STEP)) * m.STEP)
 
 
 def obstacle(m: Scan) -> str | None:
@@ -100,28 +101,30 @@ def _with_gradient(m, x, dt, a, b, c, on):
     parts = lambda x: ops.reshape(x, (m.rows, m.parts, m.s, m.e))  # noqa: E731
     flat = lambda x: ops.reshape(x, (m.runs, m.s, m.e))  # noqa: E731
 
-    def decay(a):  # of a whole part
+    def decay():  # of a whole part
         steps = ops.sum(ops.reshape(dt, (m.runs, 1, m.n, m.e)), axis=2)
         return parts(ops.exp(steps * a) * ops.min(ops.reshape(on, (m.runs, 1, 1, m.n)), axis=3))
 
-    def starts(a):
+    def starts():
         if m.parts == 1:
             return ops.zeros((m.runs, m.s, m.e), "float32")
         [ends] = programs.run("scan_ends", m, x, dt, a, b, on)
-        return flat(shifted(over_tokens(decay(a), parts(ends), LOCAL), 1))
+        return flat(shifted(over_tokens(decay(), parts(ends), LOCAL), 1))
 
-    def later(a, dout):
+    def later(dout):
         if m.parts == 1:
             return ops.zeros((m.runs, m.s, m.e), "float32")
         [before] = programs.run("scan_starts", m, dt, a, c, on, dout)
-        found = over_tokens(ops.flip(decay(a), 1), ops.flip(parts(before), 1), LOCAL)
+        found = over_tokens(ops.flip(decay(), 1), ops.flip(parts(before), 1), LOCAL)
         return flat(ops.flip(shifted(found, 1), 1))
 
+    start = starts()
+
     def gradient(dout):
-        again = after(dout, a)
-        [states] = programs.run("scan_states", m, x, dt, again, b, on, starts(again))
-        dx, ddt, da, db, dc = programs.run("scan_gradient", m, x, dt, a, b, c, on, dout, states, later(again, dout))
+        again = after(dout, a)  # else a compiler may make the states in the forward pass, and keep them
+        [states] = programs.run("scan_states", m, x, dt, again, b, on, start)
+        dx, ddt, da, db, dc = programs.run("scan_gradient", m, x, dt, a, b, c, on, dout, states, later(dout))
         narrow = [ops.cast(ops.sum(x, axis=0), b.dtype) for x in (db, dc)]
         return ops.cast(dx, x.dtype), ddt, ops.sum(da, axis=0), *narrow, ops.zeros_like(on)
 
-    return programs.run("scan", m, x, dt, a, b, c, on, starts(a))[0], gradient
+    return programs.run("scan", m, x, dt, a, b, c, on, start)[0], gradient

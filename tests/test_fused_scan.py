@@ -54,6 +54,21 @@ def test_in_bfloat16_it_is_as_exact_as_the_einsums(interpreted):
     assert all(found[name] < BFLOAT16_FACTOR * least[name] for name in found), (found, least)
 
 
+@pytest.mark.skipif(tiers.ON_JAX, reason="JAX traces a gradient, and a tracer has no value")
+def test_the_backward_pass_makes_its_states_from_the_upstream_gradient_on(interpreted, monkeypatch):
+    run, given = programs.run, {}
+
+    def record(name, m, *tensors):
+        given[name] = [np.asarray(x) for x in tensors]
+        return run(name, m, *tensors)
+
+    monkeypatch.setattr(programs, "run", record)
+    inputs = backends.tensors(drawn(16), "float32")
+    backends.value_and_gradients(mamba.selective_scan, inputs, lambda shape: np.full(shape, np.nan))
+    assert np.isfinite(given["scan"][2]).all()
+    assert np.isnan(given["scan_states"][2]).all()  # of a, which alone depends on it
+
+
 @pytest.fixture
 def layers():
     """The layer with fused kernels and without, with the same weights, by its `implementation`."""
