@@ -110,7 +110,7 @@ def fused(spec):
 
     if spec.name not in FUSED:
         raise ValueError(f"--fused takes {', '.join(FUSED)}, got {spec.name}")
-    if (found := programs.obstacle([], None)) is not None:
+    if (found := programs.machine_obstacle()) is not None:
         raise ValueError(f"--fused needs {found}")
     function = getattr(importlib.import_module(FUSED[spec.name]), spec.name)
     known = inspect.signature(function).parameters  # the others are the speed of einsums alone

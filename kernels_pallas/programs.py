@@ -48,6 +48,11 @@ def run(name: str, m: Sizes, *tensors: Tensor) -> list[Tensor]:
 
 def obstacle(names: list[str], m: Sizes) -> str | None:
     """What the kernels need here and what there is instead, or None if they run."""
+    return machine_obstacle() or (None if keras.config.backend() == "jax" else _missing(tuple(names), m))
+
+
+def machine_obstacle() -> str | None:
+    """What every kernel needs of the machine and of the backend, and what there is instead, or None."""
     found = None if accelerator.traced_elsewhere() else nvidia.capability()
     if found is None or found < nvidia.HOPPER:
         got = "none" if found is None else ".".join(map(str, found))
@@ -59,9 +64,7 @@ def obstacle(names: list[str], m: Sizes) -> str | None:
         return None if jax.device_count() == 1 else f"a process with one device, got {jax.device_count()}"
     import tensorflow as tf
 
-    if not tf.__version__.startswith(TENSORFLOW):
-        return f"TensorFlow {TENSORFLOW}x, got {tf.__version__}"
-    return _missing(tuple(names), m)
+    return None if tf.__version__.startswith(TENSORFLOW) else f"TensorFlow {TENSORFLOW}x, got {tf.__version__}"
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from keras import ops
 
 import kernels_xla
 from benchmarks import kernels, result_files
-from kernels_pallas import programs
+from kernels_xla.common import nvidia
 from tests.oracles import TIMED
 
 ROOT = Path(__file__).parents[2]
@@ -73,7 +73,7 @@ def test_a_fused_form_passes_the_check_before_its_timing(interpreted, monkeypatc
     scan = kernels_xla.specs()["selective_scan"]
     with pytest.raises(ValueError, match="--fused needs an NVIDIA GPU of compute capability"):
         kernels.fused(scan)
-    monkeypatch.setattr(programs, "obstacle", lambda names, m: None)
+    monkeypatch.setattr(nvidia, "capability", lambda: nvidia.HOPPER)
     error, where = kernels._difference(kernels.fused(scan), {}, False)
     assert error < kernels.PARITY, where
     with pytest.raises(ValueError, match="--fused takes selective_scan, got norms"):
