@@ -119,6 +119,7 @@ def test_a_mixer_that_is_no_mapping_is_named(mixer):
         (lambda: ft.layers.MixedChunkAttention(chunk_size=2.5), "chunk_size must be int, got 2.5 (float)"),
         (lambda: ft.layers.GatedLinearAttention("four"), "heads must be int or null, got 'four' (str)"),
         (lambda: ft.layers.MLP(hidden=True), "hidden must be int or null, got True (bool)"),
+        (lambda: ft.layers.ResidualBlock(GLU(), dropout="0.1"), "dropout must be float, got '0.1' (str)"),
         (lambda: ft.layers.RelativeBias("symmetric"), "width must be int, got 'symmetric' (str)"),
         (lambda: ft.models.CausalLM("64", 8, 1, {"type": "gau"}), "vocabulary_size must be int, got '64' (str)"),
     ],

@@ -8,6 +8,7 @@ from typing import Any, Self
 import keras
 from keras import ops
 
+from flash_tf.layers.checked import Checked
 from flash_tf.layers.common import quantized
 from flash_tf.layers.masking import zero_padding
 from flash_tf.layers.remat import Recomputed, check_recomputed, remat
@@ -41,7 +42,7 @@ def normalizer(kind: str, epsilon: float = EPSILON, **kwargs) -> keras.layers.La
 
 
 @keras.saving.register_keras_serializable("flash_tf")
-class ResidualBlock(Recomputed, keras.layers.Layer):
+class ResidualBlock(Checked, Recomputed, keras.layers.Layer):
     """`y = x + dropout(inner(norm(x)))`, or `norm(x + dropout(inner(x)))` with `post_norm`.
 
     Args:
@@ -160,8 +161,6 @@ class ResidualBlock(Recomputed, keras.layers.Layer):
 
 def _check_inner(inner):
     """Raises a ValueError unless the layer can be called with what a block passes on."""
-    if not isinstance(inner, keras.layers.Layer):
-        raise ValueError(f"ResidualBlock needs a Keras layer, got {inner!r}")
     taken = inspect.signature(inner.call).parameters.values()
     missing = set(PASSED) - {one.name for one in taken}
     if missing and not any(one.kind == one.VAR_KEYWORD for one in taken):
