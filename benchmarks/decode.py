@@ -71,7 +71,8 @@ def _case(name, n, args):
     program = compiled(model, lambda tokens, state: greedy(model, tokens, state, args.tokens)[0], tokens, state)
     size = sum(math.prod(x.shape) * x.dtype.size for x in state.values()) // args.batch
     row = {"program": "decode", "model": name, "framework": "TensorFlow", "context": n, "batch": args.batch}
-    row |= {"config": wanted.model, "precision": wanted.train.precision, "state_bytes": size}
+    row |= {"config": wanted.model, "precision": wanted.train.precision}
+    row |= {"state_bytes": size, "tokens_per_call": args.tokens}
 
     def run():
         start = time.perf_counter()
@@ -94,7 +95,7 @@ def _parser():
         "--contexts", nargs="+", type=int, default=list(CONTEXTS), metavar="N", help="tokens that came before"
     )
     parser.add_argument("--batch", type=int, default=1, help="texts decoded together (default 1)")
-    parser.add_argument("--tokens", type=int, default=16, help="decoded in a call (default 16)")
+    parser.add_argument("--tokens", type=int, default=64, help="decoded in a call (default 64, as `generate`)")
     parser.add_argument("--rounds", type=int, default=9, help="timed calls of each case (default 9)")
     parser.add_argument(
         "--set",
