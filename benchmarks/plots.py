@@ -48,18 +48,20 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def figures(folder: str | Path = result_files.FOLDER) -> dict[str, Figure]:
-    """All figures of the result files in a folder, by file name without ending, such as `lm_latency_h200`."""
+    """All figures of the result files in a folder, by file name without ending, such as `lm_latency_h200`.
+
+    Figures of times are of one device and named after it. What a model learns does not depend on the device.
+    """
     read = lambda *names: [row for name in names for row in result_files.read(Path(folder, f"{name}.jsonl"))]  # noqa: E731
     steps = [{"framework": "TensorFlow", **row} for row in read("train_step", "peers")]
-    kinds = (
+    timed = (
         (step_figures, [row for row in steps if row["tokens"] == device.TOKENS]),
         (decoding_figures, [row for row in read("decode") if "state_bytes" in row]),
         (learning_figures, [row for row in read("learning") if "curve" in row and row["passes"] > 1]),
-        (recall_figures, [row for row in read("recall") if row["state_bytes"] is not None]),
-        (position_figures, read("positions")),
-        (claim_figures, read("claims")),
     )
-    return {name: figure for draw, rows in kinds for name, figure in _of_each_device(draw, rows).items()}
+    found = {name: figure for draw, rows in timed for name, figure in _of_each_device(draw, rows).items()}
+    found |= recall_figures([row for row in read("recall") if row["state_bytes"] is not None])
+    return {**found, **position_figures(read("positions")), **claim_figures(read("claims"))}
 
 
 def _of_each_device(draw: Callable[[list[Row]], dict[str, Figure]], rows: list[Row]) -> dict[str, Figure]:
@@ -222,6 +224,10 @@ def _commits(rows):
     return ", ".join(sorted({row["commit"] for row in rows}))
 
 
+def _devices(rows):
+    return " and ".join(sorted({row["device"] for row in rows}))
+
+
 def decoding_figures(rows: list[Row]) -> dict[str, Figure]:
     """`decode`: the newest comparison of models alone, for only rows of one command ran side by side."""
     commands: dict[tuple, list[Row]] = {}
@@ -254,7 +260,7 @@ def recall_figures(rows: list[Row]) -> dict[str, Figure]:
     kinds = list(dict.fromkeys(tuple(row[name] for name in recall.MEASURED[:-1]) for row in rows))
     if not kinds:
         return {}
-    figure, panels = plot_style.figure(f"Recall against the state of one text, {rows[0]['device']}", len(kinds))
+    figure, panels = plot_style.figure(f"Recall against the state of one text, {_devices(rows)}", len(kinds))
     for axes, kind in zip(panels, kinds, strict=True):
         own = [row for row in rows if tuple(row[name] for name in recall.MEASURED[:-1]) == kind]
         # In whole percent, and equal ones by their state: then the lines to the labels do not cross.
@@ -281,7 +287,7 @@ def position_figures(rows: list[Row]) -> dict[str, Figure]:
     if not rows:
         return {}
     models = [model_in(row["run"]) for row in rows]
-    figure, (axes,) = plot_style.figure(f"Stretches of {rows[0]['tokens']:,} tokens of novels, {rows[0]['device']}")
+    figure, (axes,) = plot_style.figure(f"Stretches of {rows[0]['tokens']:,} tokens of novels, {_devices(rows)}")
     others = sorted(set(models) - plot_style.MODELS.keys())
     for row, model, style in zip(rows, models, _styles(models), strict=True):
         (text, color), ends = plot_style.look(model, others), [end for _, end in row["buckets"]]
@@ -313,7 +319,7 @@ def claim_figures(rows: list[Row]) -> dict[str, Figure]:
         if not (panels := [kind for kind in dict.fromkeys(lines) if lines.count(kind) > 1]):
             continue
         own = [row for row in own if (row["task"], row["length"]) in panels]
-        figure, axes = plot_style.figure(f"{claim.replace('_', ' ')}, {own[0]['device']}", len(panels))
+        figure, axes = plot_style.figure(f"{claim.replace('_', ' ')}, {_devices(own)}", len(panels))
         for panel, kind in zip(axes, panels, strict=True):
             _draw_claim(panel, [row for row in own if (row["task"], row["length"]) == kind])
             panel.set_xlabel(f"tokens (millions): {TASKS[kind[0]]}, n = {kind[1]:,}")
