@@ -129,8 +129,9 @@ def test_a_layer_on_a_gpu_trains_with_it_as_with_einsums(b, n, layout, layers):
 
 def test_auto_takes_it_where_it_was_measured_to_be_faster():
     sizes = lambda b, n, e=1536, states=16, dtype="bfloat16": mamba.sizes((b, n, e), states, dtype)  # noqa: E731
-    assert all(map(mamba.is_faster, (sizes(8, 8192), sizes(128, 512), sizes(4, 8192), sizes(8, 8192, dtype="float32"))))
-    others = [sizes(1, 65_536), sizes(2, 8192), sizes(1, 16), sizes(8, 8192, states=8), sizes(8, 8192, e=1520)]
+    measured = [sizes(8, 8192), sizes(128, 512), sizes(4, 8192), sizes(1, 65_536), sizes(8, 8192, dtype="float32")]
+    assert all(map(mamba.is_faster, measured))
+    others = [sizes(1, 16), sizes(1, 256), sizes(8, 8192, states=8), sizes(8, 8192, e=1520)]
     assert not any(map(mamba.is_faster, others))
 
 
