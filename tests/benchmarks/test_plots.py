@@ -215,7 +215,7 @@ def test_recall_is_a_panel_for_each_size_with_a_point_for_each_system(tmp_path):
     ]
     rows[-1]["device"] = "NVIDIA H100"  # what a model learns does not depend on it
     write(tmp_path, [*rows, {**rows[0], "system": "informer", "state_bytes": None}], "recall")
-    figure = plots.figures(tmp_path)["recall"]
+    figure = plots.figures(tmp_path)["recall_mqar"]
     for panel, width in enumerate((64, 128)):
         assert drawn(figure, panel) == {"mamba 100%": [(4, 100)], "FLASH 50%": [(8, 50)]}
         assert figure.axes[panel].get_xlabel().endswith(f"4 pairs or words, 8 examples a step, width {width}")
