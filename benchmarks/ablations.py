@@ -141,7 +141,7 @@ def _parser():
     parser.add_argument("out", nargs="?", metavar="OUT", help="the folder for the runs")
     parser.add_argument("--text", metavar="DIR", help="has WikiText-2's train.txt and valid.txt")
     parser.add_argument("--of", nargs="+", choices=BASES, default=BASES, help="the models and their changes (all)")
-    parser.add_argument("--steps", type=int, default=1500, help="of 16,384 tokens (default 1,500, ten passes)")
+    parser.add_argument("--steps", type=int, default=1500, help="of 16,384 tokens (default 1,500, eight passes)")
     parser.add_argument("--seed", type=int, default=0)
     in_parallel.add_options(parser)
     return parser

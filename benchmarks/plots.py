@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from benchmarks import device, plot_style, recall, result_files
 from benchmarks.result_files import Row
@@ -414,7 +414,8 @@ def _draw_learning(axes: Axes, rows, models, labels, unit, scale):
 def _perplexities_on_y(axes, lowest, highest):
     axes.set_yscale("log")
     axes.set_ylim(lowest / 1.1, highest * 1.1)
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7)))
+    # A narrow range may hold one such number or none.
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7)) if highest > 2 * lowest else MaxNLocator(5))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
     axes.yaxis.set_minor_formatter("")
     axes.set_ylabel("perplexity (exp of the loss)")
