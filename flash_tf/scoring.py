@@ -9,7 +9,7 @@ import numpy as np
 from keras import ops
 
 from flash_tf.data.tokenizer import Tokenizer
-from flash_tf.generation.generator import compiled, rounded_up
+from flash_tf.generation.generator import Programs, rounded_up
 
 BLOCK = 512  # tokens of a row that the model reads at a time
 BATCH_TOKENS = 4096  # their logits are in memory together
@@ -64,7 +64,7 @@ class Scorer:
             raise ValueError(f"{model.name} has learned positions for {model.max_length} tokens, got window {window}")
         self.model, self._tokenizer = model, tokenizer or model.tokenizer
         self._window, self._stride = window, stride or window
-        self._programs = {}
+        self._programs = Programs(self.model)
 
     def documents(self, texts: Iterable[str]) -> Iterator[dict]:
         """Scores documents from the first token to the end-of-document token after the last.
@@ -132,6 +132,7 @@ class Scorer:
         Returns:
           For each row the log-likelihood of these tokens, in nats, and whether each is the likeliest one at its place.
         """
+        self._programs.drop_stale()
         pieces = [
             (number, *piece)
             for number, (ids, scored) in enumerate(requests)
@@ -172,9 +173,7 @@ class Scorer:
             inputs, labels = ids[:, start : start + block], ids[:, start + 1 : start + block + 1]
             bounds = (np.clip(x - start, 0, block) for x in (begins, lengths))
             arrays = [ops.convert_to_tensor(x, "int32") for x in (inputs, labels, *bounds)]
-            if (count, block, capacity) not in self._programs:
-                self._programs[count, block, capacity] = compiled(self.model, self._sum, *arrays, state)
-            found, likeliest, state = self._programs[count, block, capacity](*arrays, state)
+            found, likeliest, state = self._programs.run((count, block, capacity), self._sum, *arrays, state)
             sums += ops.convert_to_numpy(found)
             right &= ops.convert_to_numpy(likeliest)
         return sums[: len(rows)], right[: len(rows)]

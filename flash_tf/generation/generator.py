@@ -1,7 +1,8 @@
 """Generation for batches of prompts, compiled once for each size."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -28,7 +29,7 @@ class Generator:
     """
 
     def __init__(self, model: keras.Model):
-        self._model, self._programs = model, {}
+        self._model, self._programs = model, Programs(model)
 
     def generate(
         self,
@@ -44,8 +45,8 @@ class Generator:
         draws = _draws(seed, len(ids), max_new_tokens)
         key = ("whole", ids.shape, max_new_tokens, chosen_by, tuple(stop_tokens))
         whole = lambda *arrays: self._whole(*arrays, max_new_tokens, chosen_by, stop_tokens)  # noqa: E731
-        chosen = ops.convert_to_numpy(self._run(key, whole, *map(ops.convert_to_tensor, (ids, lengths, draws))))
-        return [_before(row, stop_tokens) for row in chosen.tolist()]
+        chosen = self._programs.run(key, whole, *map(ops.convert_to_tensor, (ids, lengths, draws)))
+        return [_before(row, stop_tokens) for row in ops.convert_to_numpy(chosen).tolist()]
 
     def stream(
         self,
@@ -70,9 +71,8 @@ class Generator:
         begin = lambda *arrays: self._begin(*arrays, capacity)  # noqa: E731
         few = lambda *given: self._few(*given, sampler)  # noqa: E731
         sizes, going_on = (len(ids), capacity, sampler), np.ones(len(ids), bool)
-        logits, held, state = self._run(
-            ("begin", ids.shape, capacity), begin, *map(ops.convert_to_tensor, (ids, lengths))
-        )
+        run = self._programs.run
+        logits, held, state = run(("begin", ids.shape, capacity), begin, *map(ops.convert_to_tensor, (ids, lengths)))
         tokens = sampler(logits, ops.convert_to_tensor(draws[:, 0]))
         found, at = ops.convert_to_numpy(tokens)[:, None], 1
         while True:
@@ -86,7 +86,7 @@ class Generator:
                 return
             next_draws = np.pad(draws[:, at : at + count], ((0, 0), (0, FEW - count)))
             given = (held, tokens, state, *map(ops.convert_to_tensor, (next_draws, np.int32(count))))
-            chosen, tokens, state = self._run(("few", *sizes), few, *given)
+            chosen, tokens, state = run(("few", *sizes), few, *given)
             found, at = ops.convert_to_numpy(chosen)[:, :count], at + count
 
     def _few(self, held, tokens, state, draws, count, sampler):
@@ -114,6 +114,7 @@ class Generator:
 
     def _aligned(self, prompts, max_new_tokens, seed, stop_tokens):
         """Ids padded on the right, int32 `[b, n]`, and lengths, int32 `[b]`; ValueError for bad arguments."""
+        self._programs.drop_stale()
         for name, value, least in (
             ("max_new_tokens", max_new_tokens, 1),
             ("seed", seed, 0),
@@ -145,8 +146,25 @@ class Generator:
             raise ValueError(f"{self._model.name} has token ids 0 to {size - 1}, {name} has {outside[0]}")
         return ids
 
-    def _run(self, key, function, *arguments):
-        """Runs `function` of nested tensors as a program, compiled at its first use."""
+
+class Programs:
+    """The compiled programs of a model, which call it with the variables that it has.
+
+    Args:
+      model: A built model.
+    """
+
+    def __init__(self, model: keras.Model):
+        self._model, self._variables, self._programs = model, [], {}
+
+    def drop_stale(self) -> None:
+        """Drops them all if the model has other variables by now, as after `quantize` and `enable_lora`."""
+        variables = self._model.variables
+        if list(map(id, variables)) != list(map(id, self._variables)):
+            self._variables, self._programs = variables, {}
+
+    def run(self, key: Hashable, function: Callable, *arguments) -> Any:
+        """Runs `function` of nested tensors as a program, compiled at the first use of `key`."""
         if key not in self._programs:
             self._programs[key] = compiled(self._model, function, *arguments)
         return self._programs[key](*arguments)

@@ -1,10 +1,12 @@
 """Batches of prompts: each row is continued as if it were alone, whole or as its tokens come."""
 
+import keras
 import numpy as np
 import pytest
 
-from flash_tf.generation import BeamSearch, Sampler
+from flash_tf.generation import BeamSearch, Generator, Sampler
 from flash_tf.models.causal_lm import CausalLM
+from flash_tf.scoring import Scorer
 from tests.contracts.test_streams import C, V, model_of, one_of_each_state, token_ids
 
 STEPS = C + 3  # across the end of a chunk
@@ -47,6 +49,29 @@ def test_a_row_draws_by_the_seed_and_its_number_alone():
     assert model.generate(prompts(), STEPS, DRAWN, seed=6) != together
     same = model.generate([prompts()[0]] * 2, STEPS, "sample", seed=5)
     assert same[0] != same[1]
+
+
+def quantized(model):
+    model.quantize("int8")
+
+
+def with_lora(model):
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.Dense):
+            layer.enable_lora(2)
+            layer.lora_kernel_b.assign(np.random.default_rng(0).normal(size=layer.lora_kernel_b.shape))
+
+
+@pytest.mark.parametrize("change", [quantized, with_lora])
+def test_a_model_with_other_variables_has_other_programs(change):
+    model = model_of("flash")
+    scorer = Scorer(model)
+    pairs = [(np.array(prompt), 1) for prompt in prompts() if len(prompt) > 1]
+    before = model.generate(prompts(), STEPS), scorer.log_likelihoods(pairs)
+    change(model)
+    after = model.generate(prompts(), STEPS), scorer.log_likelihoods(pairs)
+    assert after == (Generator(model).generate(prompts(), STEPS), Scorer(model).log_likelihoods(pairs)) != before
+    assert np.transpose(list(model.stream(prompts(), STEPS))).tolist() == after[0] != before[0]
 
 
 @one_of_each_state
