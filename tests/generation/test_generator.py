@@ -62,7 +62,7 @@ def with_lora(model):
             layer.lora_kernel_b.assign(np.random.default_rng(0).normal(size=layer.lora_kernel_b.shape))
 
 
-@pytest.mark.parametrize("change", [quantized, with_lora])
+@pytest.mark.parametrize("change", [quantized, pytest.param(with_lora, marks=pytest.mark.full)])
 def test_a_model_with_other_variables_has_other_programs(change):
     model = model_of("flash")
     scorer = Scorer(model)
