@@ -46,9 +46,14 @@ def test_a_model_around_a_backbone_trains_it_and_comes_back_from_a_file(kind, tm
     assert relative_error(to_numpy(again(IDS)), to_numpy(model(IDS))) < FLOAT32
 
 
-def test_a_frozen_backbone_keeps_its_weights():
+@pytest.mark.parametrize("from_file", [False, True])
+def test_a_frozen_backbone_keeps_its_weights(from_file, tmp_path):
     backbone, model = around(SOURCES["masked_lm"]())
     backbone.trainable = False
+    if from_file:
+        model.save(tmp_path / "mine.keras")
+        model = keras.saving.load_model(tmp_path / "mine.keras")
+        (backbone,) = (layer for layer in model.layers if isinstance(layer, type(backbone)))
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     assert len(model.trainable_variables) == 2
     before = to_numpy(backbone(IDS))

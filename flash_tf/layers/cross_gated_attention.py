@@ -5,7 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from flash_tf.layers.checked import Checked
+from flash_tf.layers.base import Base
 from flash_tf.layers.common import options, parts_of, projection
 from flash_tf.layers.masking import zero_padding
 from flash_tf.layers.offset_scale import OffsetScale
@@ -14,7 +14,7 @@ from kernels_xla.gau_cross import gau_cross_attention
 
 
 @keras.saving.register_keras_serializable("flash_tf")
-class CrossGatedAttention(Checked, keras.layers.Layer):
+class CrossGatedAttention(Base, keras.layers.Layer):
     """`out = W_o (u * attend(q, k, v))` with `u, z = silu(W_x x)`, `v, z' = silu(W_m memory)`, q of z and k of z'.
 
     Source: none; our definition. FLASH's unit (arXiv:2202.10447, section 2.2) derives gate, queries, keys and values

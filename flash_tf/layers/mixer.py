@@ -5,12 +5,12 @@ from typing import Any, Self
 import keras
 
 from flash_tf import renamed
-from flash_tf.layers.checked import Checked
+from flash_tf.layers.base import Base
 from flash_tf.layers.common import options
 from flash_tf.layers.remat import Recomputed
 
 
-class Mixer(Checked, Recomputed, keras.layers.Layer):
+class Mixer(Base, Recomputed, keras.layers.Layer):
     """A layer `[b, n, d]` -> `[b, n, d]`; `flash_tf.layers.mixers` describes the members."""
 
     gated_unit = False  # whether it contains a feed-forward part, so that a block needs no other

@@ -5,13 +5,13 @@ from typing import Any
 import keras
 from keras import ops
 
-from flash_tf.layers.checked import Checked
+from flash_tf.layers.base import Base
 from flash_tf.layers.common import normal, options
 from kernels_xla.common.spec import Tensor
 
 
 @keras.saving.register_keras_serializable("flash_tf")
-class OffsetScale(Checked, keras.layers.Layer):
+class OffsetScale(Base, keras.layers.Layer):
     """Makes named heads from z: `head = gamma_head z + beta_head`, elementwise.
 
     Source: FLASH (arXiv:2202.10447), section 2.2, the transformations Q and K. The weights carry the head's name,

@@ -6,13 +6,13 @@ import keras
 import numpy as np
 from keras import ops
 
-from flash_tf.layers.checked import Checked
+from flash_tf.layers.base import Base
 from kernels_xla.common.random_features import random_features
 from kernels_xla.common.spec import Tensor
 
 
 @keras.saving.register_keras_serializable("flash_tf")
-class RandomFeatures(Checked, keras.layers.Layer):
+class RandomFeatures(Base, keras.layers.Layer):
     """Positive features of queries and keys. Linear attention with them equals softmax attention on average.
 
     Source: Choromanski et al., "Rethinking Attention with Performers", arXiv:2009.14794; see

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from flash_tf.layers.checked import Checked
+from flash_tf.layers.base import Base
 from flash_tf.layers.common import normal
 from kernels_xla.common.rotary import relative_bias
 from kernels_xla.common.spec import Tensor
@@ -14,7 +14,7 @@ STARTS = ("normal", "symmetric")
 
 
 @keras.saving.register_keras_serializable("flash_tf")
-class RelativeBias(Checked, keras.layers.Layer):
+class RelativeBias(Base, keras.layers.Layer):
     """Bias on attention scores, `b[i - j] = rotate_i(a) . rotate_j(b)`, for any length.
 
     Source: FLASH's appendix uses this form for n above 512. Here it serves every length, so that a model is not tied to

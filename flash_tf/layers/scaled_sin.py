@@ -5,14 +5,14 @@ from typing import Any
 import keras
 from keras import ops
 
-from flash_tf.layers.checked import Checked
+from flash_tf.layers.base import Base
 from kernels_xla.common.accelerator import on_tpu
 from kernels_xla.common.rotary import made_once, sinusoids
 from kernels_xla.common.spec import Tensor
 
 
 @keras.saving.register_keras_serializable("flash_tf")
-class ScaledSinusoidalEmbedding(Checked, keras.layers.Layer):
+class ScaledSinusoidalEmbedding(Base, keras.layers.Layer):
     """Absolute positions: `P[p] = a concat(sin(p theta), cos(p theta))`, `theta_i = 10000^(-i / (d/2))`.
 
     Source: FLASH (arXiv:2202.10447), appendix B.2 and its pseudocode; `a` starts at 1/sqrt(d).

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from flash_tf.layers.checked import Checked
+from flash_tf.layers.base import Base
 from flash_tf.layers.common import normal, options
 from kernels_xla.common.rotary import relative_bias
 from kernels_xla.common.spec import Tensor
@@ -16,7 +16,7 @@ BUCKETS, FARTHEST = 32, 128  # T5's
 
 
 @keras.saving.register_keras_serializable("flash_tf")
-class T5Bias(Checked, keras.layers.Layer):
+class T5Bias(Base, keras.layers.Layer):
     """The bias of each distance within a window of m tokens: `scale * table[bucket(d)]`, for d = -m .. m - 1.
 
     Source: Raffel et al., "T5", arXiv:1910.10683, section 2.1. A small distance has a bucket of its own, larger ones

@@ -4,12 +4,13 @@ from typing import Any, Self
 
 import keras
 
+from flash_tf.layers.base import Base
 from flash_tf.layers.masking import padding_of
 from kernels_xla.common.spec import Tensor
 
 
 @keras.saving.register_keras_serializable("flash_tf")
-class Backbone(keras.layers.Layer):
+class Backbone(Base, keras.layers.Layer):
     """Token ids `[b, n]` -> the normalized activations `[b, n, d]` of a model's last layer, without its head.
 
     `model.backbone` gives one. It shares the model's weights, and a `.keras` file of the model around it holds them.

@@ -10,8 +10,8 @@ import numpy as np
 from keras import ops
 
 from flash_tf import presets, renamed
+from flash_tf.layers.base import Base
 from flash_tf.layers.block import EPSILON, ResidualBlock, normalizer
-from flash_tf.layers.checked import Checked
 from flash_tf.layers.common import check_counts, normal, options, own_policies
 from flash_tf.layers.feedforward import FEEDFORWARDS
 from flash_tf.layers.mixers import MIXERS
@@ -42,7 +42,7 @@ class TokenEmbedding(keras.layers.ReversibleEmbedding):
         return ops.transpose(ops.matmul(table, ops.transpose(rows)))[:, None]
 
 
-class LanguageModel(Checked, Recomputed, keras.Model):
+class LanguageModel(Base, Recomputed, keras.Model):
     """Token ids `[b, n]` -> logits `[b, n, V]`: `norm(x) E^T + bias`, E being the embedding.
 
     The parameter counts of FLASH's tables imply a tied embedding and an output bias. The options from `embedding_norm`

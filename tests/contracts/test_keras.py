@@ -227,8 +227,8 @@ def test_an_onnx_file_of_export_gives_the_outputs_at_any_length(kind, tmp_path):
         assert relative_error(found, to_numpy(model(ids))) < FLOAT32, n
 
 
-def mixer(kind):
-    return MIXERS.get(kind)(**defaults(MIXERS.get(kind)))
+def mixer(kind, **more):
+    return MIXERS.get(kind)(**defaults(MIXERS.get(kind)), **more)
 
 
 def recomputes(layer, x):
@@ -291,3 +291,25 @@ def test_a_text_without_a_batch_is_refused_in_one_line_by_every_mixer_and_block(
 def test_a_bidirectional_wrapper_is_refused_in_one_line_that_names_the_alternatives(kind):
     with pytest.raises(ValueError, match="^keras.layers.Bidirectional needs a recurrent layer, got .*causal=False.*$"):
         keras.layers.Bidirectional(mixer(kind))
+
+
+FREEZABLE = {
+    **{kind: (lambda kind=kind, **frozen: mixer(kind, **frozen)) for kind in MIXERS.names()},
+    "glu": GLU,
+    "block": lambda **frozen: ResidualBlock(GLU(), **frozen),
+}
+
+
+@pytest.mark.parametrize("kind", tiers.thinned(FREEZABLE, "flash"))
+def test_a_frozen_layer_stays_frozen_when_it_is_built_and_in_a_file(kind, tmp_path):
+    x = keras.Input((N, D))
+    models = []
+    for layer in (FREEZABLE[kind](trainable=False), FREEZABLE[kind]()):
+        models.append(keras.Model(x, keras.layers.Dense(3)(layer(x))))
+        layer.trainable = False
+    models[1].save(tmp_path / "model.keras")
+    models.append(keras.models.load_model(tmp_path / "model.keras"))
+    head = 2
+    assert [len(model.trainable_weights) for model in models] == [head] * 3
+    models[2].layers[1].trainable = True
+    assert len(models[2].trainable_weights) > head
