@@ -22,7 +22,6 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import device, in_parallel, result_files
-from benchmarks.systems import OF_LENGTH
 from flash_tf.pictures import records
 from flash_tf.registry import mixer_name
 from flash_tf.training.progress import Progress
@@ -85,9 +84,8 @@ def _check_model(model, tokens):
     """Raises a ValueError unless a model reads so many tokens."""
     if not model.causal:
         raise ValueError(f"it needs a causal language model, got {type(model).__name__}")
-    found = [getattr(layer, name, None) for layer in model._flatten_layers() for name in OF_LENGTH]
-    if (most := min((one for one in found if one is not None), default=tokens)) < tokens:
-        raise ValueError(f"the model reads at most {most:,} tokens, got --tokens {tokens}")
+    if model.longest is not None and model.longest < tokens:
+        raise ValueError(f"the model reads at most {model.longest:,} tokens, got --tokens {tokens}")
 
 
 def cut(encoded: list[np.ndarray], tokens: int) -> tuple[np.ndarray, int]:

@@ -60,8 +60,8 @@ class Scorer:
             raise ValueError(f"score needs a window of 1 token or more, got {window}")
         if stride is not None and not 1 <= stride <= window:
             raise ValueError(f"score needs 1 <= stride <= window, got stride {stride} and window {window}")
-        if model.max_length is not None and window is not None and window > model.max_length:
-            raise ValueError(f"{model.name} has learned positions for {model.max_length} tokens, got window {window}")
+        if model.longest is not None and window is not None and window > model.longest:
+            raise ValueError(f"{model.name} reads at most {model.longest} tokens, got window {window}")
         self.model, self._tokenizer = model, tokenizer or model.tokenizer
         self._window, self._stride = window, stride or window
         self._programs = Programs(self.model)
@@ -150,11 +150,9 @@ class Scorer:
 
     def _sizes(self, tokens):
         """The number of tokens to read at a time, and the capacity of the state, for rows of so many tokens."""
-        most = self.model.max_length
+        most = self.model.longest
         if most is not None and tokens > most:
-            raise ValueError(
-                f"{self.model.name} has learned positions for {most} tokens, got {tokens}: score needs a window"
-            )
+            raise ValueError(f"{self.model.name} reads at most {most} tokens, got {tokens}: score needs a window")
         room = min(size for size in (rounded_up(tokens), most, self._window) if size is not None)
         # A position beyond the learned ones cannot be looked up, not even for padding.
         block = min(room, BLOCK) if most is None else room
@@ -220,8 +218,8 @@ def perplexities(row: dict) -> dict[str, float]:
 
 
 def default_window(model: keras.Model, sequence_length: int) -> int | None:
-    """The window of a model: its training length if it has a cache or learned positions, else None."""
-    return sequence_length if model.grows or model.max_length is not None else None
+    """The window of a model: its training length if a cache or its longest text bounds it, else None."""
+    return sequence_length if model.grows or model.longest is not None else None
 
 
 def _batches(pieces, most):

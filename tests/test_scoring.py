@@ -137,7 +137,7 @@ def test_a_long_document_scores_as_its_windows_alone(mixer):
     want = sum(alone(model, row.tolist(), count)[0] for row, count in windows(ids, 41, 12, 5))
     assert found["log_likelihood"] == pytest.approx(want, rel=numerics.FLOAT32)
     if options:
-        with pytest.raises(ValueError, match="learned positions for 12 tokens, got 41: score needs a window"):
+        with pytest.raises(ValueError, match="reads at most 12 tokens, got 41: score needs a window"):
             list(Scorer(model).documents([text]))
 
 
@@ -169,7 +169,7 @@ def test_perplexities_are_of_one_likelihood_by_each_unit_of_the_text():
         ({"stride": 4}, "a stride belongs to a window"),
         ({"window": 4, "stride": 5}, "needs 1 <= stride <= window"),
         ({"window": 0}, "needs a window of 1 token or more, got 0"),
-        ({"window": 13}, "learned positions for 12 tokens, got window 13"),
+        ({"window": 13}, "reads at most 12 tokens, got window 13"),
     ],
 )
 def test_windows_that_do_not_fit_are_refused(options, message):

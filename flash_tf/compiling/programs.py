@@ -89,8 +89,8 @@ class Experiment:
 
     @property
     def capacity(self) -> int | None:
-        """The most tokens of a decoded text; None if neither the state nor learned positions bound it."""
-        bounded = self.model.grows or self.model.max_length is not None
+        """The most tokens of a decoded text; None if neither its state nor its longest text is bounded."""
+        bounded = self.model.grows or self.model.longest is not None
         return self.config.data.sequence_length if bounded else None
 
     @property

@@ -110,9 +110,9 @@ def _served_class(kind):
 
 
 def _longest(run, options):
-    longest, learned = options.longest or run.config.data.sequence_length, run.model.max_length
-    if learned is not None and longest > learned:
-        raise ValueError(f"the model has learned positions for {learned} tokens, got a max length of {longest}")
+    longest, most = options.longest or run.config.data.sequence_length, run.model.longest
+    if most is not None and longest > most:
+        raise ValueError(f"the model reads at most {most} tokens, got a max length of {longest}")
     return longest
 
 

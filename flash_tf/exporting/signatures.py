@@ -206,7 +206,7 @@ class ServedCausalLM(Served):
     @property
     def bounded(self) -> bool:
         """Whether a text has at most `Limits.longest` tokens, also when it is read step by step."""
-        return self._model.grows or self._model.max_length is not None
+        return self._model.grows or self._model.longest is not None
 
     @property
     def _capacity(self):

@@ -127,11 +127,11 @@ class Generator:
         rows = [self._ids(f"prompt {number}", prompt) for number, prompt in enumerate(prompts)]
         if stop_tokens:
             self._ids("stop_tokens", stop_tokens)
-        lengths, room = [len(row) for row in rows], self._model.max_length
+        lengths, room = [len(row) for row in rows], self._model.longest
         longest = max(lengths)
         if room is not None and longest + max_new_tokens > room:
             raise ValueError(
-                f"{self._model.name} has learned positions for max_length={room} tokens,"
+                f"{self._model.name} reads at most {room} tokens,"
                 f" got a prompt of {longest} and max_new_tokens={max_new_tokens}"
             )
         width = min(rounded_up(longest), math.inf if room is None else room - max_new_tokens)

@@ -14,6 +14,7 @@ class Mixer(Base, Recomputed, keras.layers.Layer):
     """A layer `[b, n, d]` -> `[b, n, d]`; `flash_tf.layers.mixers` describes the members."""
 
     gated_unit = False  # whether it contains a feed-forward part, so that a block needs no other
+    longest: int | None = None  # the most tokens of a text, or None
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)

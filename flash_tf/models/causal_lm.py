@@ -72,11 +72,10 @@ class CausalLM(LanguageModel):
           mixers of the blocks. `position [b]`, int32, counts the tokens so far and is shared by all blocks.
 
         Raises:
-          ValueError: The mixer cannot stream; `capacity` is missing or superfluous; or it is above the `max_length` of
-            learned positions.
+          ValueError: The mixer cannot stream; `capacity` is missing or superfluous; or it is above `longest`.
         """
-        if self.max_length is not None and capacity is not None and capacity > self.max_length:
-            raise ValueError(f"{self.name} has learned positions for max_length={self.max_length}, got {capacity}")
+        if self.longest is not None and capacity is not None and capacity > self.longest:
+            raise ValueError(f"{self.name} reads at most {self.longest} tokens a row, got capacity {capacity}")
         if not self.built:
             self.build()
         kept = [capacity if mixer.grows or not self.grows else None for mixer in self.mixers]
@@ -108,7 +107,7 @@ class CausalLM(LanguageModel):
         """Reads the next k >= 1 tokens of each row: a whole prompt (prefill) or a single token (decoding step).
 
         Args:
-          token_ids: Integers `[b, k]`. With learned positions, a row may have at most `max_length` tokens in all.
+          token_ids: Integers `[b, k]`. A row has at most `longest` tokens in all.
           state: From `initial_state` or `extend`.
           valid: Int32 `[b]`, the number of real tokens at the front of each row of `token_ids`; the others do not
             change the state. None if all are real.
@@ -134,7 +133,7 @@ class CausalLM(LanguageModel):
         if "position" not in state or state["position"].shape != (rows,):
             given = state["position"].shape[0] if "position" in state else "no state of initial_state"
             raise ValueError(f"{self.name} needs a state of as many rows as there are token_ids, {rows}, got {given}")
-        self._layout.check(self.name, state, token_ids.shape[1], valid)
+        self._layout.check(self.name, state, token_ids.shape[1], valid, self.longest)
         states = self._split(state)
         if token_ids.shape[1] == 1 and precomputed is None:
             logits, state = self.extend(token_ids, state, valid, self.precompute(state))

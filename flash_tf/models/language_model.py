@@ -346,6 +346,12 @@ class LanguageModel(Base, Recomputed, keras.Model):
         return [block.inner for block in self.blocks[:: 1 if self.feedforward is None else 2]]
 
     @property
+    def longest(self) -> int | None:
+        """The most tokens of a text: of learned positions, and of mixers such as cosFormer; None without a limit."""
+        limits = (self.max_length, *(mixer.longest for mixer in self.mixers))
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    @property
     def align(self) -> int:
         """Where packed documents must start: a multiple of this."""
         return math.lcm(*(mixer.align for mixer in self.mixers))

@@ -68,7 +68,7 @@ class MaskedLM(LanguageModel):
         """The likeliest tokens at each `<mask>` of a text; see `flash_tf.filling.fill_mask`."""
         if self.tokenizer is None:
             raise ValueError(f"{self.name} takes token ids: it has no tokenizer for texts")
-        return fill_mask(self, self.tokenizer, text, top_k=top_k, max_tokens=self.max_length)
+        return fill_mask(self, self.tokenizer, text, top_k=top_k, max_tokens=self.longest)
 
     def decode_state_bytes(self, n: int, itemsize: int = 2) -> None:
         """None: a masked model does not decode."""

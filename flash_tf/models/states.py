@@ -19,8 +19,12 @@ class Layout:
     def __init__(self, make: Callable[[int], dict]):
         self._short, self._long = ({name: tuple(x.shape) for name, x in make(n).items()} for n in (SHORT, LONG))
 
-    def check(self, who: str, state: dict, tokens: int, valid: Tensor | None = None) -> None:
+    def check(
+        self, who: str, state: dict, tokens: int, valid: Tensor | None = None, longest: int | None = None
+    ) -> None:
         """Raises a ValueError unless `state` has this layout and room for `tokens` more of each row, or `valid` [b].
+
+        A row has at most `longest` tokens in all, whatever the room.
 
         Room can be checked outside compiled functions only. Inside one, tokens beyond the capacity are dropped, and the
         caller must prevent that.
@@ -29,12 +33,14 @@ class Layout:
             need, got = self._short.get(name), tuple(state[name].shape) if name in state else None
             if need is None or got is None or not self._alike(name, got):
                 raise ValueError(f"{who} needs a state of its own, with {_said(name, need)}, got {_said(name, got)}")
-        most = self._capacity(state)
+        room = self._capacity(state)
+        most = min((limit for limit in (room, longest) if limit is not None), default=None)
         if most is None or (had := _number(state["position"])) is None:
             return
         come = tokens if valid is None else _number(valid)
         if come is not None and had + come > most:
-            raise ValueError(f"{who} has a state with room for {most} tokens a row, got rows of {had} and {come} more")
+            what = "has a state with room for" if most == room else "reads at most"
+            raise ValueError(f"{who} {what} {most} tokens a row, got rows of {had} and {come} more")
 
     def _alike(self, name, got):
         short, long = self._short[name], self._long[name]

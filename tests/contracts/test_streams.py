@@ -276,10 +276,34 @@ def test_a_model_refuses_a_state_that_it_cannot_have():
     with pytest.raises(ValueError, match="cannot stream: divisor 'length'"):
         model_of("gau", mixer={"type": "gau", "divisor": "length"}).initial_state(B, N)
     learned = model_of("gau", position_embedding="learned", max_length=9)
-    with pytest.raises(ValueError, match="max_length=9, got 10"):
+    with pytest.raises(ValueError, match="causal_lm.* reads at most 9 tokens a row, got capacity 10"):
         learned.initial_state(B, 10)
     with pytest.raises(ValueError, match="room for 9 tokens a row, got rows of 0 and 10 more"):
         learned.extend(ops.convert_to_tensor(token_ids(B, 10)), learned.initial_state(B, 9))
+
+
+COSFORMER = {"type": "linear_attention", "features": "relu", "cosine_length": 9, "rotary": False}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"position_embedding": "learned", "max_length": 9},
+        {"mixer": COSFORMER},
+        {"mixer": [{"type": "parallel", "mixers": [COSFORMER, {"type": "diag_attention", "chunk_size": 4}]}]},
+    ],
+    ids=["learned", "cosformer", "parallel"],
+)
+def test_a_model_reads_no_more_tokens_than_its_longest_text(options):
+    model, ids = model_of("flash", **options), token_ids(B, 9)
+    assert model.longest == 9 and model_of("flash").longest is None
+    _, state = model.extend(ops.convert_to_tensor(ids), model.initial_state(B))
+    with pytest.raises(ValueError, match="reads at most 9 tokens a row, got rows of 9 and 1 more"):
+        model.extend(ops.convert_to_tensor(ids[:, :1]), state)
+    prompt = ids[0, :4].tolist()
+    assert len(model.generate([prompt], 5)[0]) == 5
+    with pytest.raises(ValueError, match="reads at most 9 tokens, got a prompt of 4 and max_new_tokens=6"):
+        model.generate([prompt], 6)
 
 
 def test_a_block_streams_around_a_layer_of_another_dtype():

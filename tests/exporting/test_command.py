@@ -123,7 +123,7 @@ def test_more_new_tokens_than_a_cache_holds_are_refused(tmp_path):
     with pytest.raises(ValueError, match="40 new tokens and a prompt do not fit 40 tokens: raise --max-length"):
         models.exported(directory, tmp_path / "out", new_tokens=40)
     learned = models.directory(tmp_path / "learned", SECTIONS["causal-transformer"])
-    with pytest.raises(ValueError, match="learned positions for 40 tokens, got a max length of 41"):
+    with pytest.raises(ValueError, match="reads at most 40 tokens, got a max length of 41"):
         models.exported(learned, tmp_path / "out", longest=41)
     assert not (tmp_path / "out").exists()
 

@@ -111,7 +111,7 @@ def test_learned_positions_are_used_to_the_last():
         V, width=16, depth=1, mixer={"type": "self_attention", "heads": 2}, position_embedding="learned", max_length=12
     )
     assert len(model.generate([[1, 2, 3, 4]], 8)[0]) == 8
-    with pytest.raises(ValueError, match="max_length=12 tokens, got a prompt of 4 and max_new_tokens=9"):
+    with pytest.raises(ValueError, match="reads at most 12 tokens, got a prompt of 4 and max_new_tokens=9"):
         model.generate([[1, 2, 3, 4], [1]], 9)
 
 

@@ -165,6 +165,11 @@ class LinearAttention(LinearMixer):
             raise ValueError(f"LinearAttention needs texts of at most cosine_length={most} tokens, got {n}")
         return super().call(x, padding_mask, segment_ids, positions, training, mask)
 
+    @property
+    def longest(self) -> int | None:
+        """The most tokens of a text, `cosine_length`; None for other attention."""
+        return self.cosine_length
+
     def enter(self, x: Tensor, positions: Tensor) -> tuple[dict[str, Tensor], list[Tensor]]:
         q, k, v = self.heads_of(x)
         q, k = (rotary(part, positions) for part in (q, k)) if self.rotary else (q, k)

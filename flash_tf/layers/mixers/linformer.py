@@ -52,6 +52,11 @@ class Linformer(BidirectionalMixer):
         shape = (self.heads, self.rank, self.max_length)
         self.mixing = self.add_weight(name="mixing", shape=shape, initializer=normal())
 
+    @property
+    def longest(self) -> int:
+        """The most tokens of a text, `max_length`."""
+        return self.max_length
+
     def sizes(self, b: int = 1, n: int | None = None) -> dict[str, int]:
         return {**super().sizes(b, n), "r": self.rank}
 

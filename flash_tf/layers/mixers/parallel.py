@@ -71,6 +71,11 @@ class Parallel(Mixer):
         return sum(part(x, **masks, training=training) for part in self.parts)
 
     @property
+    def longest(self) -> int | None:
+        """The most tokens that every mixer reads."""
+        return min((part.longest for part in self.parts if part.longest is not None), default=None)
+
+    @property
     def align(self) -> int:
         """Documents must start at multiples of every mixer's `align`."""
         return math.lcm(*(part.align for part in self.parts))
