@@ -11,9 +11,11 @@ import keras
 
 from flash_tf import owned_files
 from flash_tf.owned_files import TOKENIZERS
+from flash_tf.registry import check_names
 
 WRITER = "save_to_preset"
 CONFIG, WEIGHTS = "config.json", "model.weights.h5"
+KERAS = ("name", "dtype", "trainable")  # options of every model
 KEPT = ("module", "class_name", "config", "registered_name")  # of a serialized model
 
 
@@ -56,12 +58,14 @@ def load(cls: type, directory: str, options: dict) -> keras.Model:
       options: Constructor options that override the preset's, as `dtype` and `dropout`.
 
     Raises:
-      ValueError: There is no preset, its files are damaged, or its model has another class or is quantized and should
-        get another dtype.
+      ValueError: There is no preset, its files are damaged, or its model has another class, lacks an option, does not
+        fit one, or is quantized and should get another dtype.
     """
     folder = Path(directory)
     if not (folder / CONFIG).is_file():
         raise ValueError(f"{directory} is no preset: it has no {CONFIG}, which `save_to_preset` writes")
+    if (kind := class_of(directory)) is not object:
+        check_names(kind, own(options), where=f"{directory}: {kind.__name__}")
     try:
         found = json.loads((folder / CONFIG).read_text("utf-8"))
         quantized = found["config"]["dtype"]["class_name"] == "DTypePolicyMap"
@@ -77,7 +81,9 @@ def load(cls: type, directory: str, options: dict) -> keras.Model:
         model.load_weights(folder / WEIGHTS)
     except (OSError, KeyError, ValueError) as error:
         line = " ".join(str(error).partition("List of objects")[0].split())
-        raise ValueError(f"{folder / WEIGHTS} is damaged, or does not belong to {CONFIG}: {line}") from error
+        given = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        what = f"does not fit {given}" if given else f"is damaged, or does not belong to {CONFIG}"
+        raise ValueError(f"{folder / WEIGHTS} {what}: {line}") from error
     model.tokenizer = read_tokenizer(directory, model.vocabulary_size)
     return model
 
@@ -86,6 +92,17 @@ def class_of(directory: str) -> type:
     """The class of a preset's model; `object` if its config does not say, which `load` then explains."""
     found = owned_files.json_of(f"{directory}/{CONFIG}")
     return keras.saving.get_registered_object(found.get("registered_name")) or object
+
+
+def own(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that are not of every Keras model."""
+    return {name: value for name, value in options.items() if name not in KERAS}
+
+
+def has(directory: str, options: Mapping[str, Any]) -> bool:
+    """Whether a preset's model has these options."""
+    own = owned_files.json_of(f"{directory}/{CONFIG}").get("config", {})
+    return all(own.get(name) == value for name, value in options.items())
 
 
 def read_tokenizer(directory: str, vocabulary_size: int) -> Any:

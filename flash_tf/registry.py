@@ -119,16 +119,22 @@ def check_options(cls: type, options: Mapping[str, Any], *, where: str) -> None:
       options: Keyword arguments for the class.
       where: The place of the options, for the message, for example `mixer 'gau'`.
     """
+    parameters = check_names(cls, options, where=where)
+    check_values(cls, options, where=where)
+    missing = [n for n, p in parameters.items() if p.default is p.empty and n not in options]
+    if missing:
+        raise ValueError(f"{where} needs {', '.join(missing)}")
+
+
+def check_names(cls: type, options: Iterable[str], *, where: str) -> dict[str, inspect.Parameter]:
+    """The options of a class. Raises a ValueError if it has not got one of `options`. See `check_options`."""
     parameters = {
         name: p for name, p in inspect.signature(cls).parameters.items() if p.kind is not inspect.Parameter.VAR_KEYWORD
     }
     for name in options:
         if name not in parameters:
             raise ValueError(f"{where} has no option {name!r}{hint(name, parameters)}")
-    check_values(cls, options, where=where)
-    missing = [n for n, p in parameters.items() if p.default is p.empty and n not in options]
-    if missing:
-        raise ValueError(f"{where} needs {', '.join(missing)}")
+    return parameters
 
 
 def check_values(cls: type, options: Mapping[str, Any], *, where: str) -> None:

@@ -69,3 +69,10 @@ def test_padding_is_what_a_mask_says():
     assert relative_error(found[0], found[1]) < FLOAT32
     assert relative_error(found[0], to_numpy(source.encode(IDS, padding_mask=real))[:, :7]) < FLOAT32
     assert relative_error(found[0], to_numpy(backbone(IDS[:, :7]))) < FLOAT32
+
+
+def test_backbones_of_several_models_stand_in_one():
+    ids, sources = keras.Input((N,), dtype="int32"), [SOURCES["masked_lm"]() for _ in range(2)]
+    model = keras.Model(ids, keras.layers.Concatenate()([source.backbone(ids) for source in [*sources, sources[0]]]))
+    want = [to_numpy(source.encode(IDS)) for source in [*sources, sources[0]]]
+    assert relative_error(to_numpy(model(IDS)), np.concatenate(want, axis=-1)) < FLOAT32

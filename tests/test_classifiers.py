@@ -197,3 +197,19 @@ def test_a_task_comes_from_the_preset_of_a_language_model_or_from_its_own(tmp_pa
     assert (to_numpy(again.outer.kernel.value) == to_numpy(model.outer.kernel.value)).all()
     with pytest.raises(ValueError, match=f"has a {cls.__name__}, not a MaskedLM"):
         MaskedLM.from_preset(tmp_path / "own")
+
+
+def test_a_task_comes_from_the_preset_of_another_head(tmp_path):
+    model_of(Matcher, STACK, classes=2).save_to_preset(tmp_path / "two")
+    source, ids = Matcher.from_preset(tmp_path / "two"), token_ids(B, N)
+    same = Matcher.from_preset(tmp_path / "two", classes=2, dropout=0.1)
+    assert (to_numpy(same.outer.kernel.value) == to_numpy(source.outer.kernel.value)).all()
+    for cls in (Matcher, Classifier):
+        model = cls.from_preset(tmp_path / "two", classes=3)
+        assert type(model) is cls and model.outer.kernel.shape[1] == 3
+        assert (to_numpy(model.encode(ids)) == to_numpy(source.encode(ids))).all()
+    assert type(Classifier.from_preset(tmp_path / "two", classes=2)) is Classifier
+    with pytest.raises(ValueError, match=r"^Classifier.from_preset needs classes$"):
+        Classifier.from_preset(tmp_path / "two")
+    with pytest.raises(ValueError, match="has no option 'clases'; did you mean 'classes'"):
+        Matcher.from_preset(tmp_path / "two", clases=3)

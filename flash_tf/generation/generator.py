@@ -1,6 +1,7 @@
 """Generation for batches of prompts, compiled once for each size."""
 
 import math
+import numbers
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from flash_tf.generation.samplers import GREEDY, Sampler
 from flash_tf.layers.traced_once import forward_only
 
 FINEST = 32  # prompts are padded to a multiple of this, if they are not long
+MOST = 2**63 - 1  # the largest seed
 FEW = 4  # tokens that `stream` chooses in one call of a program
 SAMPLERS = {"greedy": GREEDY, "sample": Sampler(), "beam": BeamSearch()}
 
@@ -41,7 +43,8 @@ class Generator:
     ) -> list[list[int]]:
         """The continuation of each prompt; see `CausalLM.generate`."""
         chosen_by = _sampler(sampler)
-        ids, lengths = self._aligned(prompts, max_new_tokens, seed, stop_tokens)
+        max_new_tokens, seed, stop_tokens = self._integers(max_new_tokens, seed, stop_tokens)
+        ids, lengths = self._aligned(prompts, max_new_tokens)
         draws = _draws(seed, len(ids), max_new_tokens)
         key = ("whole", ids.shape, max_new_tokens, chosen_by, tuple(stop_tokens))
         whole = lambda *arrays: self._whole(*arrays, max_new_tokens, chosen_by, stop_tokens)  # noqa: E731
@@ -62,7 +65,8 @@ class Generator:
             raise ValueError(
                 "beam search knows its best text only at the end: stream needs another sampler, got a BeamSearch"
             )
-        ids, lengths = self._aligned(prompts, max_new_tokens, seed, stop_tokens)
+        max_new_tokens, seed, stop_tokens = self._integers(max_new_tokens, seed, stop_tokens)
+        ids, lengths = self._aligned(prompts, max_new_tokens)
         return self._tokens(ids, lengths, _draws(seed, len(ids), max_new_tokens), chosen_by, set(stop_tokens))
 
     def _tokens(self, ids, lengths, draws, sampler, stop_tokens):
@@ -112,21 +116,22 @@ class Generator:
     def _capacity(self, tokens, steps):
         return tokens + steps if self._model.grows else None
 
-    def _aligned(self, prompts, max_new_tokens, seed, stop_tokens):
+    def _integers(self, max_new_tokens, seed, stop_tokens):
+        """The arguments as Python's integers, from Python's or NumPy's; ValueError for others."""
+        for name, value, least in (("max_new_tokens", max_new_tokens, 1), ("seed", seed, 0)):
+            if not isinstance(value, numbers.Integral) or value < least:
+                raise ValueError(f"generate needs an integer {name} of {least} or more, got {value}")
+        if seed > MOST:
+            raise ValueError(f"generate needs a seed of at most {MOST}, got {seed}")
+        ends = self._ids("stop_tokens", stop_tokens).tolist() if np.size(stop_tokens) else []
+        return int(max_new_tokens), int(seed), ends
+
+    def _aligned(self, prompts, max_new_tokens):
         """Ids padded on the right, int32 `[b, n]`, and lengths, int32 `[b]`; ValueError for bad arguments."""
         self._programs.drop_stale()
-        for name, value, least in (
-            ("max_new_tokens", max_new_tokens, 1),
-            ("seed", seed, 0),
-            ("prompts", len(prompts), 1),
-        ):
-            if value < least:
-                raise ValueError(
-                    f"generate needs {name} {'' if name != 'prompts' else 'of '}{least} or more, got {value}"
-                )
+        if not len(prompts):  # it may be an array
+            raise ValueError("generate needs prompts of 1 or more, got 0")
         rows = [self._ids(f"prompt {number}", prompt) for number, prompt in enumerate(prompts)]
-        if stop_tokens:
-            self._ids("stop_tokens", stop_tokens)
         lengths, room = [len(row) for row in rows], self._model.longest
         longest = max(lengths)
         if room is not None and longest + max_new_tokens > room:

@@ -7,6 +7,8 @@ from keras import ops
 from kernels_xla.common.accumulate import sum_dtype
 from kernels_xla.common.spec import Tensor
 
+COLDEST = 1e-6  # a lower temperature would draw the likeliest token too, from quotients that overflow
+
 
 @dataclasses.dataclass(frozen=True)
 class Sampler:
@@ -41,7 +43,7 @@ class Sampler:
 
     def __call__(self, logits: Tensor, draws: Tensor) -> Tensor:
         """Logits `[b, V]` and a uniform number in [0, 1) for each row, `[b]` -> tokens, int32 `[b]`."""
-        if self.temperature == 0 or self.top_k == 1:
+        if self.temperature < COLDEST or self.top_k == 1:
             return ops.cast(ops.argmax(logits, axis=-1), "int32")
         logits = ops.cast(logits, sum_dtype(logits)) / self.temperature
         if self.top_k is None and self.top_p is None:

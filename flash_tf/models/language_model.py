@@ -21,7 +21,7 @@ from flash_tf.layers.scaled_sin import ScaledSinusoidalEmbedding
 from flash_tf.models import block_loop
 from flash_tf.models.backbone import Backbone
 from flash_tf.models.transfer import Transfer, transfer
-from flash_tf.registry import Registry, listed
+from flash_tf.registry import Registry, check_options, listed
 from kernels_xla.common.spec import Tensor
 
 MOST = {"vocabulary_size": 2**31 - 1, "width": 2**31 - 1, "depth": 1024}  # ids are int32; a block takes a while to make
@@ -328,7 +328,7 @@ class LanguageModel(Base, Recomputed, keras.Model):
     @property
     def backbone(self) -> Backbone:
         """What `encode` computes, as a layer of another Keras model. It shares the weights; each call gives a layer."""
-        return Backbone(self, name="backbone")
+        return Backbone(self)
 
     def __dir__(self) -> list[str]:
         """All attributes but `backbone`: Keras saves by a walk over them, and a backbone leads back to its model."""
@@ -419,18 +419,20 @@ class LanguageModel(Base, Recomputed, keras.Model):
     def from_preset(cls, directory: str, **options) -> "LanguageModel":
         """The model in a folder of `save_to_preset`, on any backend; `options` override the constructor's.
 
-        The model of a task, as a `Classifier`, can come from a language model's preset: it takes the stack, and its
-        head starts fresh. `options` then has what the head needs.
+        The model of a task, as a `Classifier`, can come from the preset of any model, or of another head: it takes the
+        stack, and its head starts fresh. `options` then has what the head needs.
 
         Raises:
-          ValueError: There is no preset, its files are damaged, or it is of another class.
+          ValueError: There is no preset, its files are damaged, it is of another class, or its weights do not fit the
+            options.
         """
-        if cls.predicts_tokens or issubclass(presets.class_of(directory), cls):
+        own, of_stack = (inspect.signature(c).parameters for c in (cls, LanguageModel))
+        of_head = {name: value for name, value in options.items() if name in own and name not in of_stack}
+        if cls.predicts_tokens or (presets.class_of(directory) is cls and presets.has(directory, of_head)):
             return presets.load(cls, directory, options)
         source = presets.load(LanguageModel, directory, {})
-        own = inspect.signature(cls).parameters
-        shared = [name for name in inspect.signature(LanguageModel).parameters if name in own and name != "kwargs"]
-        stack = {name: getattr(source, name) for name in shared}
+        stack = {name: getattr(source, name) for name in of_stack if name in own and name != "kwargs"}
+        check_options(cls, {**stack, **presets.own(options)}, where=f"{cls.__name__}.from_preset")
         model = cls(**{**stack, "dtype": source.dtype_policy, **options})
         model.init_from(source)
         model.tokenizer = source.tokenizer

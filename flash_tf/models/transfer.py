@@ -54,7 +54,8 @@ def transfer(source: keras.Model, model: keras.Model) -> Transfer:
     theirs, ours = ({v.path.partition("/")[2]: v for v in one.weights} for one in (source, model))
     kinds = [{type(mixer) for mixer in one.mixers} for one in (source, model)]
     free = re.compile(OF_BLOCKS if kinds[0] != kinds[1] else r"(?!)")  # the latter matches no name
-    common = [n for n in ours if n in theirs and (ours[n].shape == theirs[n].shape or not free.match(n))]
+    may_differ = lambda name: free.match(name) or _of_head(name, model)  # noqa: E731
+    common = [n for n in ours if n in theirs and (ours[n].shape == theirs[n].shape or not may_differ(n))]
     fresh, left = ([name for name in one if name not in common] for one in (ours, theirs))
     done = Transfer(common, fresh, left, _options(source, model))
     start = f"a {type(model).__name__} cannot start from this {type(source).__name__}"
@@ -97,7 +98,11 @@ def _listed(names):
     return ", ".join(short)
 
 
+def _of_head(name, model):
+    return bool({name, name.partition("/")[0]} & set(model.HEAD))
+
+
 def _of_stack(names, model, free):
     """Names the first of some weights outside a model's head, and counts the others; empty if there is none."""
-    stack = [n for n in names if not {n, n.partition("/")[0]} & set(model.HEAD) and not free.match(n)]
+    stack = [n for n in names if not _of_head(n, model) and not free.match(n)]
     return " and ".join([*stack[:1], *([f"{len(stack) - 1} more"] if len(stack) > 1 else [])])

@@ -131,6 +131,12 @@ def test_ids_are_those_of_hugging_faces_library(name, made, documents):
         assert ids.tolist() == library.encode(text, add_special_tokens=False).ids, text
 
 
+def test_a_small_bpe_of_characters_spells_by_bytes_too(documents):
+    small = Tokenizer.train(iter(documents), 448, "keep", "bpe", byte_fallback=True)
+    for text in ("a\n\tb  c", "日本 😀", "x\u0301"):
+        assert small.decode(small.encode([text])[0]) == text
+
+
 def test_a_tokenizer_json_with_byte_fallback_gives_the_ids_and_texts_of_its_sentencepiece_model(made, tmp_path):
     model = made("fallback")
     (tmp_path / "tokenizer.json").write_text(llama(model.data))

@@ -170,6 +170,10 @@ def test_a_bad_preset_is_named(tmp_path):
     model_of("causal-flash").save_to_preset(str(tmp_path))
     with pytest.raises(ValueError, match="has a CausalLM, not a MaskedLM"):
         MODELS.get("masked_lm").from_preset(str(tmp_path))
+    with pytest.raises(ValueError, match="model.weights.h5 does not fit width=8: .*in_projection"):
+        LanguageModel.from_preset(str(tmp_path), width=8)
+    with pytest.raises(ValueError, match="CausalLM has no option 'widht'; did you mean 'width'"):
+        LanguageModel.from_preset(str(tmp_path), widht=8)
     config = json.loads((tmp_path / "config.json").read_text())
     other = {**config, "config": {**config["config"], "width": 8}}
     (tmp_path / "config.json").write_text(json.dumps(other))

@@ -74,6 +74,13 @@ def test_a_model_with_other_variables_has_other_programs(change):
     assert np.transpose(list(model.stream(prompts(), STEPS))).tolist() == after[0] != before[0]
 
 
+def test_numbers_of_numpy_are_as_good():
+    model, stops = model_of("flash"), model_of("flash").generate([[1]], 3)[0][-1:]
+    want = model.generate([[1]], 4, "sample", seed=7, stop_tokens=stops)
+    found = model.generate(np.array([[1]]), np.int64(4), "sample", seed=np.int32(7), stop_tokens=np.array(stops))
+    assert found == want
+
+
 @one_of_each_state
 def test_a_stop_token_ends_its_row_and_is_left_out(kind):
     model = model_of(kind)
@@ -123,8 +130,11 @@ def test_learned_positions_are_used_to_the_last():
         ([[1.5]], {}, "prompt 0 must be one token id or more"),
         ([[1, V]], {}, f"token ids 0 to {V - 1}, prompt 0 has {V}"),
         ([[-1]], {}, f"token ids 0 to {V - 1}, prompt 0 has -1"),
-        ([[1]], {"max_new_tokens": 0}, "max_new_tokens 1 or more, got 0"),
-        ([[1]], {"seed": -1}, "seed 0 or more, got -1"),
+        ([[1]], {"max_new_tokens": 0}, "integer max_new_tokens of 1 or more, got 0"),
+        ([[1]], {"max_new_tokens": 2.5}, "integer max_new_tokens of 1 or more, got 2.5"),
+        ([[1]], {"seed": -1}, "integer seed of 0 or more, got -1"),
+        ([[1]], {"seed": 2**63}, "seed of at most 9223372036854775807, got 9223372036854775808"),
+        ([[1]], {"stop_tokens": 3}, "stop_tokens must be one token id or more, got 3"),
         ([[1]], {"stop_tokens": [V]}, f"stop_tokens has {V}"),
         ([[1]], {"sampler": "lucky"}, "greedy, sample, beam, a Sampler or a BeamSearch, got 'lucky'"),
         (["a text"], {}, "it has no tokenizer for texts"),

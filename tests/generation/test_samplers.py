@@ -79,3 +79,8 @@ def test_options_that_mean_nothing_are_refused(options):
     ((name, value),) = options.items()
     with pytest.raises(ValueError, match=f"{name} must be .*got {value}"):
         Sampler(**options)
+
+
+def test_a_temperature_near_zero_draws_the_likeliest_token():
+    for temperature in (1e-39, 1e-7, 1e-5):
+        assert (chosen(Sampler(temperature=temperature, top_p=0.9)) == LOGITS.argmax()).all()

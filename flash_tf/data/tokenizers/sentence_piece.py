@@ -168,10 +168,10 @@ def train(
     sentences = sampling.sample(documents, vocabulary_size, cut)
     options = {"model_type": kind, **(KEPT if keep else {})}
     try:
-        if vocabulary_size >= BYTES_FROM:
+        if kind == "bpe" or vocabulary_size >= BYTES_FROM:  # who asks for this BPE, asks for bytes
             return SentencePiece(_learned(sentences, vocabulary_size, {**options, "byte_fallback": True}))
     except sampling.TooSmallError as error:
-        if error.possible >= BYTES_FROM:
+        if kind == "bpe" or error.possible >= BYTES_FROM:
             raise
     return SentencePiece(_learned(sentences, vocabulary_size, {**options, "character_coverage": 1.0}))
 
