@@ -348,7 +348,7 @@ class LanguageModel(Base, Recomputed, keras.Model):
     @property
     def longest(self) -> int | None:
         """The most tokens of a text: of learned positions, and of mixers such as cosFormer; None without a limit."""
-        limits = (self.max_length, *(mixer.longest for mixer in self.mixers))
+        limits = (self.max_length, *(getattr(mixer, "longest", None) for mixer in self.mixers))
         return min((limit for limit in limits if limit is not None), default=None)
 
     @property

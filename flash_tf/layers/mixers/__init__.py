@@ -7,6 +7,7 @@ Beside Keras' methods, a mixer has these members. All except `align` are known o
 - `state_bytes(n, itemsize)`: bytes of the decoding state for one sequence of up to n tokens; None if it cannot decode.
 - `activations(n)`: numbers kept per token for the backward pass, an estimate.
 - `causal_only = True`: the mixer is always causal. `never_causal = True`: it is never causal.
+- `longest`: the most tokens of a text; None, or no such member, where nothing limits it.
 - `packs = False`: without `causal`, the mixer refuses packed documents.
 - `chooses = True`: the mixer selects tokens, so rounding may change the selection and the output may jump.
 
