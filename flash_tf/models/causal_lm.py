@@ -173,8 +173,8 @@ class CausalLM(LanguageModel):
           For token ids: the new ids of each prompt, without the stop token. For texts: each text with its continuation.
 
         Raises:
-          ValueError: A prompt is empty or has an id outside the vocabulary; there are more tokens than learned
-            positions; the mixer cannot stream; or another argument is bad.
+          ValueError: A prompt is empty or has an id outside the vocabulary; there are more tokens than `longest`; the
+            mixer cannot stream; or another argument is bad.
 
         Example:
           >>> model = CausalLM(100, width=16, depth=2, mixer={"type": "flash", "chunk_size": 4, "key_dim": 8})
