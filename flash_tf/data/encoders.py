@@ -94,7 +94,7 @@ class ClassLabel:
         number = value
         if isinstance(value, str) and value.isdecimal():
             number = int(value)
-        if not isinstance(number, int | np.integer) or not 0 <= number < self._classes:
+        if isinstance(number, bool) or not isinstance(number, int | np.integer) or not 0 <= number < self._classes:
             needed = f"one of {', '.join(self._names)}, or " if self._names else ""
             raise ValueError(
                 f"{placed[0]}: label must be {needed}a whole number from 0 to {self._classes - 1}, got {value!r}"
@@ -115,8 +115,8 @@ class NumberLabel:
             number = float(value)
         except (TypeError, ValueError):
             number = math.nan
-        if not math.isfinite(number):
-            raise ValueError(f"{placed[0]}: label must be a number, got {value!r}")
+        if not abs(number) <= np.finfo(np.float32).max:
+            raise ValueError(f"{placed[0]}: label must be a finite number of float32, got {value!r}")
         return number
 
 

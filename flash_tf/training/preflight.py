@@ -116,8 +116,13 @@ def _text(config):
     source, encoder = SOURCES.build(config.data.source), objective_of(config).encoder_of(config, None)
     for split in ("train", "validation"):
         shards = source.shards(split)
+        if not shards:
+            raise ValueError(f"the {split} split of data.source has no file")
         if encoder is not None and not isinstance(source, Generated):  # which makes no mistake
-            for one in itertools.islice(placed(source, split, shards[0]), CHECKED):
+            every = itertools.chain.from_iterable(placed(source, split, shard) for shard in shards)
+            if not (some := list(itertools.islice(every, CHECKED))):
+                raise ValueError(f"the {split} split has no example")
+            for one in some:
                 encoder.check(one)
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import random
 import types
 from pathlib import Path
@@ -12,6 +13,7 @@ import yaml
 
 from flash_tf import config
 from flash_tf.commands import predict as command
+from flash_tf.data.encoders import NumberLabel
 from flash_tf.data.rows import placed
 from flash_tf.data.sources.example_files import ExampleFiles
 from flash_tf.training import loop, run_directory
@@ -100,6 +102,7 @@ BAD = {
         r"train.jsonl, example 161: label must be one of bad, good, or .* 0 to 1, got 'fine'",
     ),
     "number": ({"polarity": 2}, r"train.jsonl, example 161: label must be one of .* from 0 to 1, got 2"),
+    "truth": ({"polarity": True}, r"train.jsonl, example 161: label must be one of .* from 0 to 1, got True"),
     "text": ({"text": 5}, r"train.jsonl, example 161: text must be a string, got 5"),
     "key": ({"polarity": ...}, r"train.jsonl, example 161 has no key 'polarity' for label; its keys are: text, other"),
 }
@@ -108,7 +111,7 @@ BAD = {
 full = lambda *values: pytest.param(*values, marks=pytest.mark.full)  # noqa: E731
 
 
-@pytest.mark.parametrize("what", ["label", "key", full("number"), full("text")])
+@pytest.mark.parametrize("what", ["label", "key", full("number"), full("truth"), full("text")])
 def test_an_example_that_cannot_be_used_is_named_before_the_first_step(folder, tmp_path, what):
     change, said = BAD[what]
     text = (folder / "train.jsonl").read_text()
@@ -122,6 +125,28 @@ def test_an_example_that_cannot_be_used_is_named_before_the_first_step(folder, t
     with pytest.raises(ValueError, match=said) as error:
         runs.train(path, tmp_path / "run")
     assert "\n" not in str(error.value) and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("validation", "said"),
+    [("empty.jsonl", "the validation split has no example"), ([], "the validation split of data.source has no file")],
+)
+def test_a_split_without_an_example_is_named_before_the_first_step(folder, tmp_path, validation, said):
+    (tmp_path / "empty.jsonl").write_text("")
+    validation = [str(tmp_path / name) for name in [validation] if isinstance(name, str)]
+    source = {"type": "example_files", "train": str(folder / "train.jsonl"), "validation": validation}
+    path = write(folder, "classifier", **{**CLASSES, "data": {**CLASSES["data"], "source": source}})
+    with pytest.raises(ValueError, match=said):
+        runs.train(path, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("label", [1e300, math.nan, "much"])
+def test_a_number_that_float32_does_not_hold_is_no_label(label):
+    read = lambda value: NumberLabel().read(("file, example 1",), value)  # noqa: E731
+    assert read(-3.0e38) == -3.0e38
+    with pytest.raises(ValueError, match=r"^file, example 1: label must be a finite number of float32, got "):
+        read(label)
 
 
 def test_options_that_do_not_fit_a_task_are_refused_before_any_work(folder, tmp_path):
