@@ -101,8 +101,8 @@ def own(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def has(directory: str, options: Mapping[str, Any]) -> bool:
     """Whether a preset's model has these options."""
-    own = owned_files.json_of(f"{directory}/{CONFIG}").get("config", {})
-    return all(own.get(name) == value for name, value in options.items())
+    known = owned_files.json_of(f"{directory}/{CONFIG}").get("config", {})
+    return all(known.get(name) == value for name, value in options.items())
 
 
 def read_tokenizer(directory: str, vocabulary_size: int) -> Any:

@@ -420,7 +420,8 @@ class LanguageModel(Base, Recomputed, keras.Model):
         """The model in a folder of `save_to_preset`, on any backend; `options` override the constructor's.
 
         The model of a task, as a `Classifier`, can come from the preset of any model, or of another head: it takes the
-        stack, and its head starts fresh. `options` then has what the head needs.
+        stack, and of a head what has its names and shapes; the rest starts fresh. `options` then has what the head
+        needs.
 
         Raises:
           ValueError: There is no preset, its files are damaged, it is of another class, or its weights do not fit the
