@@ -1,14 +1,15 @@
-"""GLA and RetNet of `flash-linear-attention` without a GPU, in the environment of linear_attention.txt.
+"""GLA and RetNet of `flash-linear-attention`, in the environment of linear_attention.txt.
 
-The library's kernels need a GPU. Here each is replaced by the library's own plain function where it has one: naive
-operators, `rms_norm_ref` and `rotary_embedding_ref`. SwiGLU and the gated norm, which have none, are written from their
-definitions.
+On a GPU the library's own kernels run, on texts so long that it takes those by chunks. They need a GPU. Without one
+each is replaced by the library's own plain function where it has one: naive operators, `rms_norm_ref` and
+`rotary_embedding_ref`. SwiGLU and the gated norm, which have none, are written from their definitions.
 """
 
 import fla.layers.gla
 import fla.layers.multiscale_retention as retention
 import fla.modules.mlp
 import fla.modules.rotary.ops as rotary
+import torch
 import torch.nn.functional as F
 from common import randomized, write
 from fla.models import GLAConfig, GLAForCausalLM, RetNetConfig, RetNetForCausalLM
@@ -36,12 +37,14 @@ def plain_norm(self, x, residual=None, prenorm=False):
     return rms_norm_ref(x, self.weight, None, residual, eps=self.eps, prenorm=prenorm)
 
 
-RMSNorm.forward = plain_norm
-FusedRMSNormGated.forward = lambda self, x, g: rms_norm_ref(x, self.weight, None, eps=self.eps) * F.silu(g)
-fla.modules.mlp.SwiGLULinear.forward = lambda self, x, y, weight, bias: F.linear(F.silu(x) * y, weight, bias)
-fla.layers.gla.fused_recurrent_gla = naive_gla
-retention.fused_recurrent_retention = naive_retention_of_rows
-rotary.RotaryEmbedding.forward = plain_rotary
+GPU = torch.cuda.is_available()
+if not GPU:
+    RMSNorm.forward = plain_norm
+    FusedRMSNormGated.forward = lambda self, x, g: rms_norm_ref(x, self.weight, None, eps=self.eps) * F.silu(g)
+    fla.modules.mlp.SwiGLULinear.forward = lambda self, x, y, weight, bias: F.linear(F.silu(x) * y, weight, bias)
+    fla.layers.gla.fused_recurrent_gla = naive_gla
+    retention.fused_recurrent_retention = naive_retention_of_rows
+    rotary.RotaryEmbedding.forward = plain_rotary
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_heads": 2, "intermediate_size": 40, "vocab_size": 61}
 MODELS = {
@@ -50,5 +53,5 @@ MODELS = {
 }
 
 for name, (cls, config) in MODELS.items():
-    model = randomized(cls(config))
+    model = randomized(cls(config)).to("cuda" if GPU else "cpu")
     write(name, model, {**config.to_dict(), "architectures": [cls.__name__]}, config.vocab_size)
