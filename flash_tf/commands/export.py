@@ -15,7 +15,10 @@ def add_arguments(parser) -> None:
     sizes.add_argument("--ids-only", action="store_true", help="leave the tokenizer out: signatures take token ids")
     sizes.add_argument("--max-length", type=whole, metavar="N", help="most tokens of a row (default: as in training)")
     sizes.add_argument(
-        "--max-new-tokens", type=whole, metavar="N", help="causal models: tokens that `generate` adds (default 64)"
+        "--max-new-tokens",
+        type=whole,
+        metavar="N",
+        help="causal models: tokens that `generate` adds (default 64, at most half a row)",
     )
     sizes.add_argument("--top-k", type=whole, metavar="K", help="masked models: tokens for each mask (default 5)")
     files = parser.add_argument_group("files")

@@ -20,7 +20,10 @@ def add_arguments(parser) -> None:
     group = parser.add_argument_group("examples")
     group.add_argument("file", metavar="FILE", help="examples as in training, .jsonl, .tsv or .parquet; without labels")
     group.add_argument(
-        "--max-new-tokens", type=whole, metavar="N", help="the most tokens of an answer to a prompt (default 64)"
+        "--max-new-tokens",
+        type=whole,
+        metavar="N",
+        help="the most tokens of an answer to a prompt (default 64, at most half a row)",
     )
     output = parser.add_argument_group("output")
     output.add_argument("--out", metavar="FILE", help="write the JSON lines here, and print none")
@@ -31,7 +34,7 @@ def run(args, log) -> None:
     from flash_tf.data.example_formats import format_of
     from flash_tf.data.rows import placed
     from flash_tf.data.sources.example_files import ExampleFiles
-    from flash_tf.training.predict import NEW_TOKENS, predict
+    from flash_tf.training.predict import predict
     from flash_tf.training.restore import restore
 
     if not os.path.isfile(args.file):
@@ -44,8 +47,7 @@ def run(args, log) -> None:
     trained = restore(args.model_dir, log.progress().line, args.checkpoint, threshold(args))
     if args.max_new_tokens is not None and not trained.model.causal:
         raise ValueError(f"--max-new-tokens is for answers to prompts, and {args.model_dir} has no causal model")
-    new_tokens = NEW_TOKENS if args.max_new_tokens is None else args.max_new_tokens
-    found = predict(trained, placed(source, "validation", shard), new_tokens)
+    found = predict(trained, placed(source, "validation", shard), args.max_new_tokens)
     lines = (json.dumps(one, ensure_ascii=False) for one in found)
     if args.out is None:
         for line in lines:

@@ -33,7 +33,7 @@ class Options:
       precision: float32, mixed_bfloat16 (weights in float32, products in bfloat16) or bfloat16 (weights too, in half
         the space); None for the precision of the training.
       longest: The most tokens of a text; None for the config's sequence length.
-      new_tokens: The most tokens that `generate` adds.
+      new_tokens: The most tokens that `generate` adds; None for 64, or for half of `longest` where that is less.
       top_k: Candidates of `fill_mask` for each mask.
       licence: Licence of the vocabulary; None states its origin instead.
       lite: Whether to write a TensorFlow Lite file too.
@@ -42,7 +42,7 @@ class Options:
     ids_only: bool = False
     precision: str | None = None
     longest: int | None = None
-    new_tokens: int = 64
+    new_tokens: int | None = None
     top_k: int = 5
     licence: str | None = None
     lite: bool = False
@@ -88,7 +88,9 @@ def _older(folder):
 
 def served(run: Trained, options: Options) -> Served:
     """The model with its signatures, in the precision of the options."""
-    limits = Limits(_longest(run, options), options.new_tokens, options.top_k)
+    longest = _longest(run, options)
+    new_tokens = max(1, min(64, longest // 2)) if options.new_tokens is None else options.new_tokens
+    limits = Limits(longest, new_tokens, options.top_k)
     if options.top_k > run.tokenizer.vocabulary_size:
         raise ValueError(f"top-k must be at most the vocabulary's {run.tokenizer.vocabulary_size}, got {options.top_k}")
     model = in_precision(run.model, options.precision or run.config.train.precision)
@@ -165,9 +167,9 @@ def _about(run, made, options, signatures):
         "step": run.step,
         "precision": options.precision or run.config.train.precision,
         "reads": "ids" if options.ids_only else "text",
-        "max_length": _longest(run, options),
-        "max_new_tokens": options.new_tokens if "generate" in signatures else None,
-        "top_k": options.top_k if "fill_mask" in signatures else None,
+        "max_length": made.limits.longest,
+        "max_new_tokens": made.limits.new_tokens if "generate" in signatures else None,
+        "top_k": made.limits.top_k if "fill_mask" in signatures else None,
         "vocabulary_licence": options.licence or came_from,
         "special_ids": {name: getattr(tokenizer, f"{name}_id") for name in ("pad", "eos", "unk", "mask", "cls")},
         "signatures": {name: _described(function, made) for name, function in signatures.items()},

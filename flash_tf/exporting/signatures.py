@@ -73,7 +73,7 @@ class Served(tf.Module):
     def __init__(self, model: keras.Model, tokenizer: Tokenizer, reader: IdReader, limits: Limits):
         super().__init__(name="served")
         self.model_weights = {weight.path.replace("/", "."): weight.value for weight in model.weights}
-        self._model, self._tokenizer, self._reader, self._limits = model, tokenizer, reader, limits
+        self._model, self._tokenizer, self._reader, self.limits = model, tokenizer, reader, limits
         self._ids = IdReader(tokenizer, limits.longest)
 
     def endpoints(self) -> dict[str, tuple[Callable, list[tf.TensorSpec]]]:
@@ -148,7 +148,7 @@ class ServedMaskedLM(Served):
         logits = self._head(self._encode(ids, batch.real, masked_positions=at))
         special = tf.reduce_any([tf.range(tf.shape(logits)[-1]) == i for i in self._tokenizer.special_ids], axis=0)
         logits = tf.where(special, float("-inf"), logits)
-        probabilities, found = tf.math.top_k(tf.nn.softmax(logits), self._limits.top_k)
+        probabilities, found = tf.math.top_k(tf.nn.softmax(logits), self.limits.top_k)
         there = tf.sequence_mask(masks, tf.shape(at)[1])[..., None]
         answer = {
             "masks": masks,
@@ -210,7 +210,7 @@ class ServedCausalLM(Served):
 
     @property
     def _capacity(self):
-        return self._limits.longest if self._model.grows else None
+        return self.limits.longest if self._model.grows else None
 
     def state_specs(self, batch: int | None = None) -> list[tf.TensorSpec]:
         """The entries of a state for `batch` texts, in order."""
@@ -241,8 +241,8 @@ class ServedCausalLM(Served):
                 needs.append((bad == 0, f"{spec.name} must be finite, got numbers that are not:", bad))
         needs.append((tf.reduce_all(position >= 0), "position must not be negative, got", position))
         if self.bounded:
-            room = tf.reduce_all(position < self._limits.longest)
-            needs.append((room, f"the state has room for {self._limits.longest} tokens, got texts with", position))
+            room = tf.reduce_all(position < self.limits.longest)
+            needs.append((room, f"the state has room for {self.limits.longest} tokens, got texts with", position))
         # Reading a cache begins with the positions, so they wait for the checks too.
         token, position = (checked(x, *needs) for x in (token, position))
         logits, state = self.step(token, *state[:-1], position)
@@ -261,10 +261,10 @@ class ServedCausalLM(Served):
           `ids [b, k]`, the continuation, with padding after its end. For texts also `continuation [b]` and `text [b]`,
           the prompt with the continuation.
         """
-        batch, steps, stop = self._reader.read(given), self._limits.new_tokens, self._tokenizer.eos_id
+        batch, steps, stop = self._reader.read(given), self.limits.new_tokens, self._tokenizer.eos_id
         if self.bounded:
             longest = tf.reduce_max(batch.lengths)
-            room = longest + steps <= self._limits.longest, self._no_room, longest
+            room = longest + steps <= self.limits.longest, self._no_room, longest
             batch = batch._replace(ids=checked(batch.ids, room), lengths=checked(batch.lengths, room))
         logits, state = self._read(batch)
         chosen = continuation(self._model, logits, state, steps, lambda logits, _: tf.argmax(logits, -1), (stop,))
@@ -277,7 +277,7 @@ class ServedCausalLM(Served):
 
     @property
     def _no_room(self):
-        steps, longest = self._limits.new_tokens, self._limits.longest
+        steps, longest = self.limits.new_tokens, self.limits.longest
         return f"a prompt and its {steps} new tokens must fit {longest} tokens, got a prompt of"
 
     def _read(self, batch):

@@ -140,7 +140,7 @@ class ServedSpan(Served):
 
     def _parts(self, question, words):
         """Rows of ids `[parts, n]`, and the number of each token's word, -1 outside the context."""
-        n, tokenizer = self._limits.longest, self._tokenizer
+        n, tokenizer = self.limits.longest, self._tokenizer
         asked, pieces = self._reader.encode(question[None])[0], self._reader.encode(_spaced(words))
         ids, of_word = pieces.flat_values, tf.cast(pieces.value_rowids(), tf.int32)
         start = tf.concat([[tokenizer.cls_id], asked[: n // 4], [tokenizer.eos_id]], 0)

@@ -11,16 +11,15 @@ from flash_tf.training.restore import Trained
 from flash_tf.training.tasks import TASKS, Answering, Outputs, TaskObjective, objective_of
 
 PREDICTED_AT_ONCE = 2**14  # tokens of a batch
-NEW_TOKENS = 64
 
 
-def predict(trained: Trained, examples: Iterable[Placed], new_tokens: int = NEW_TOKENS) -> Iterator[dict]:
+def predict(trained: Trained, examples: Iterable[Placed], new_tokens: int | None = None) -> Iterator[dict]:
     """The predictions of a trained model, one for each example, in order; see `TaskObjective.predictions`.
 
     Args:
       trained: The model of a run.
       examples: Examples with the keys of the run's config. They need no label.
-      new_tokens: The most tokens of an answer to a prompt.
+      new_tokens: The most tokens of an answer to a prompt; None for 64, or for half a row where that is less.
 
     Raises:
       ValueError: The run is of a language model, or an example lacks a key.
@@ -42,6 +41,7 @@ def predict(trained: Trained, examples: Iterable[Placed], new_tokens: int = NEW_
 def _answers(trained, examples, new_tokens):
     """The greedy answers to prompts. A long prompt loses its beginning, as in training."""
     tokenizer, length = trained.tokenizer, trained.config.data.sequence_length
+    new_tokens = min(64, length // 2) if new_tokens is None else new_tokens
     if not 1 <= new_tokens < length:
         raise ValueError(
             f"answers need --max-new-tokens from 1 to {length - 1}, below a row's length, got {new_tokens}"

@@ -122,6 +122,8 @@ def test_more_new_tokens_than_a_cache_holds_are_refused(tmp_path):
     directory = models.directory(tmp_path, SECTIONS["causal-flash_quad"])
     with pytest.raises(ValueError, match="40 new tokens and a prompt do not fit 40 tokens: raise --max-length"):
         models.exported(directory, tmp_path / "out", new_tokens=40)
+    run = models.restored(directory)
+    assert saved_model.served(run, saved_model.Options()).limits.new_tokens == 20  # by default at most half of a row
     learned = models.directory(tmp_path / "learned", SECTIONS["causal-transformer"])
     with pytest.raises(ValueError, match="reads at most 40 tokens, got a max length of 41"):
         models.exported(learned, tmp_path / "out", longest=41)
