@@ -35,9 +35,11 @@ def short(n: float) -> str:
 
 
 def figure(title: str, panels: int = 1) -> tuple[Figure, list[Axes]]:
-    """A figure with a title, and room for labels on the right of each panel and for notes below."""
-    drawn = Figure(figsize=(8.0 * panels, 4.5), dpi=150, facecolor="white")
-    axes = [drawn.add_axes(((i + 0.09) / panels, 0.2, 0.64 / panels, 0.7)) for i in range(panels)]
+    """A figure with a title, two panels side by side, and room for labels right of each panel and for notes below."""
+    columns, rows = min(panels, 2), -(-panels // 2)
+    drawn = Figure(figsize=(8.0 * columns, 4.5 * rows), dpi=150, facecolor="white")
+    places = [(i % columns, rows - 1 - i // columns) for i in range(panels)]
+    axes = [drawn.add_axes(((x + 0.09) / columns, (y + 0.2) / rows, 0.64 / columns, 0.7 / rows)) for x, y in places]
     for one in axes:
         one.spines[["top", "right"]].set_visible(False)
         one.grid(axis="y", color="#DDDDDD", linewidth=0.8)
@@ -57,7 +59,7 @@ def lengths_on_x(axes: Axes, lengths: Sequence[int]) -> None:
 
 def notes(drawn: Figure, lines: Sequence[str]) -> None:
     """Small print below the axes."""
-    drawn.text(0.02, 0.015, "\n".join(lines), fontsize=7, color=GREY, va="bottom")
+    drawn.text(0.02, 0.0675 / drawn.get_figheight(), "\n".join(lines), fontsize=7, color=GREY, va="bottom")
 
 
 def label_lines(axes: Axes, size: float = 9.0) -> None:

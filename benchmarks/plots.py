@@ -290,12 +290,14 @@ def position_figures(rows: list[Row]) -> dict[str, Figure]:
     rows = result_files.newest(rows, "run")
     if not rows:
         return {}
-    models = [model_in(row["run"]) for row in rows]
+    models = [model_in(_of_claim(row["run"])[0]) for row in rows]
     figure, (axes,) = plot_style.figure(f"Stretches of {rows[0]['tokens']:,} tokens of novels, {_devices(rows)}")
     others = sorted(set(models) - plot_style.MODELS.keys())
     for row, model, style in zip(rows, models, _styles(models), strict=True):
         (text, color), ends = plot_style.look(model, others), [end for _, end in row["buckets"]]
-        text = text if models.count(model) == 1 or row["run"] == model else row["run"]
+        system, *change = _of_claim(row["run"])
+        named = change or system == model or models.count(model) == 1
+        text = ", ".join([text, *change]) if named else row["run"]
         axes.plot(ends, row["perplexity"], style, color=color, label=text, marker="o", ms=4, lw=1.8)
     for n in {row["n"] for row in rows}:
         axes.axvline(n, color=plot_style.GREY, linewidth=1, label="_trained")
@@ -309,9 +311,9 @@ def position_figures(rows: list[Row]) -> dict[str, Figure]:
 
 
 def claim_figures(rows: list[Row]) -> dict[str, Figure]:
-    """`claim_NAME`: a panel for each task and length: the validation of each system and of its best changes.
+    """`claim_NAME`: a panel for each length and task: the validation of each system and of its best changes.
 
-    The first seed is drawn. A panel compares two lines or more.
+    Of a claim about one system all changes are drawn. The first seed is drawn. A panel compares two lines or more.
     """
     rows = result_files.newest(rows, "claim", "task", "length", "tokens", "system", "change", "learning_rate", "seed")
     found = {}
@@ -320,14 +322,17 @@ def claim_figures(rows: list[Row]) -> dict[str, Figure]:
         own = [row for row in own if row["tokens"] == max(row["tokens"] for row in own)]  # others choose a rate
         own = [row for row in own if row["seed"] == min(row["seed"] for row in own)]
         lines = [(row["task"], row["length"]) for row in own]
-        if not (panels := [kind for kind in dict.fromkeys(lines) if lines.count(kind) > 1]):
+        if not (panels := sorted({kind for kind in lines if lines.count(kind) > 1}, key=lambda kind: kind[::-1])):
             continue
         own = [row for row in own if (row["task"], row["length"]) in panels]
         figure, axes = plot_style.figure(f"{claim.replace('_', ' ')}, {_devices(own)}", len(panels))
         for panel, kind in zip(axes, panels, strict=True):
             _draw_claim(panel, [row for row in own if (row["task"], row["length"]) == kind])
             panel.set_xlabel(f"tokens (millions): {TASKS[kind[0]]}, n = {kind[1]:,}")
-        said = f"Validation, one seed. Dashed: up to {BEST} changes of each system, the best of those that end better."
+        several = len({row["system"] for row in own}) > 1
+        changes = f"up to {BEST} changes of each system, the best of those that end better" if several else "changes"
+        dashed = f" Dashed: {changes}." if any(row["change"] for row in own) else ""
+        said = f"Validation, one seed.{dashed}"
         plot_style.notes(figure, [f"{said} Commits: {_commits(own)}."])
         found[f"claim_{claim}"] = figure
     return found
@@ -339,7 +344,8 @@ def _draw_claim(axes, rows):
     for row in sorted(rows, key=lambda row: row["perplexity"]):
         if row["change"] is not None and row["perplexity"] < ends.get(row["system"], math.inf):
             better.setdefault(row["system"], []).append(row)
-    rows = [row for row in rows if row["change"] is None or row in better.get(row["system"], [])[:BEST]]
+    if len({row["system"] for row in rows}) > 1:
+        rows = [row for row in rows if row["change"] is None or row in better.get(row["system"], [])[:BEST]]
     others = sorted({row["system"] for row in rows} - plot_style.MODELS.keys())
     for row in rows:
         text, color = plot_style.look(row["system"], others)
@@ -388,6 +394,15 @@ def model_in(artifact: str) -> str:
     """The longest model name in an artifact's name, such as `flash_quad` in `lm_flash_quad`; else the whole name."""
     named = [model for model in plot_style.MODELS if re.search(rf"(^|[^a-z]){model}($|[^a-z_])", artifact)]
     return max(named, key=len, default=artifact)
+
+
+def _of_claim(run):
+    """The system, and its change, in the name of a claim's run, such as `length-lm-flash-local_only-2048-45M-0.002-0`.
+
+    A name of another form is all there is.
+    """
+    parts = re.fullmatch(r"\w+-m?lm-(\w+?)(?:-(\w+))?-\d+-\d+M-.*", run)
+    return [run] if parts is None else [part for part in parts.groups() if part]
 
 
 def _with_rate(model, row):

@@ -226,6 +226,7 @@ def test_positions_are_drawn_by_the_ends_of_their_buckets_for_the_text_that_was_
     about = {"device": GPU, "commit": "1234567", "tokens": 512, "text": "new", "n": 256}
     about["buckets"] = [[0, 256], [256, 512]]
     found = [("flash", [9.0, 9.0]), ("flash", [30.0, 20.0]), ("flash, local", [40.0, 41.0]), ("mamba", [50.0, 900.0])]
+    found += [("length-lm-gla-gates_none-2048-45M-0.002-0", [60.0, 61.0])]
     rows = [{**about, "run": name, "perplexity": pair} for name, pair in found]
     other = [{**rows[0], "text": "old", "run": "gla"}, *rows, {**rows[0], "tokens": 256, "variant": "x"}]
     figure = plots.figures(write(tmp_path, other, "positions"))["perplexity_by_position"]
@@ -233,6 +234,7 @@ def test_positions_are_drawn_by_the_ends_of_their_buckets_for_the_text_that_was_
         OURS: [(256, 30), (512, 20)],
         "flash, local": [(256, 40), (512, 41)],
         "mamba": [(256, 50), (512, 900)],
+        "GLA, gates_none": [(256, 60), (512, 61)],
     }
     assert figure.axes[0].get_xscale() == "log" and figure.axes[0].get_ylim()[1] > 900
     (trained,) = [line for line in figure.axes[0].lines if line.get_label() == "_trained"]
@@ -248,7 +250,10 @@ def test_a_claim_shows_the_validation_of_the_first_seed_and_changes_for_the_bett
     rows += [{**rows[0], "task": "mlm"}, {**rows[1], "task": "mlm"}]
     rows += [{**rows[0], "change": name, "perplexity": end} for name, end in (("worse", 7.1), ("better", 7.0))]
     rows += [{**one, "length": 128} for one in rows[:1]] + [{**rows[0], "claim": "one"}]  # there is nothing to compare
-    figures = plots.figures(write(tmp_path, rows, "claims"))
+    alone = [{**rows[0], "claim": "chunks", "change": change} for change in (None, "worse")]
+    alone[1]["perplexity"] = 7.1
+    figures = plots.figures(write(tmp_path, rows + alone, "claims"))
+    assert drawn(figures.pop("claim_chunks")).keys() == {"7.0  FLASH", "7.1  FLASH, worse"}
     figure = figures["claim_length"]
     points = [(2, 9), (4, 7)]
     assert len(figures) == 1 and len(figure.axes) == 2
