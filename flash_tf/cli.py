@@ -210,8 +210,6 @@ def _explain(error: BaseException, log: LibraryLog) -> tuple[int, str]:
 def _said(error):
     """What is wrong with the input or the machine; empty if the error does not tell a user."""
     kinds = [kind.__name__ for kind in type(error).__mro__]  # by name: TensorFlow may not be there
-    if "ResourceExhaustedError" in kinds or "MemoryError" in kinds:
-        return "the memory here is too small: lower train.tokens_per_step or the model's sizes"
     if isinstance(error, ModuleNotFoundError):
         extra = "jax" if error.name.partition(".")[0] in ("jax", "orbax") else "tensorflow"
         return f"this command needs {error.name}, which is not installed: pip install 'flash-tf[{extra}]'"
@@ -222,6 +220,8 @@ def _said(error):
         return taken[0]
     if "OpError" in kinds and (of_file := OF_FILE.fullmatch(text)) and of_file[2] in REASONS:
         return f"{of_file[2]}: {of_file[1]}"
+    if "ResourceExhaustedError" in kinds or "MemoryError" in kinds:  # and no full disk, for which it stands too
+        return "the memory here is too small: lower train.tokens_per_step or the model's sizes"
     if INSIDE.search(text) or not (isinstance(error, ValueError | OSError | ImportError) or "OpError" in kinds):
         return ""
     return f"a file cannot be used: {text}" if "OpError" in kinds else text

@@ -70,7 +70,7 @@ def diag_attention(
     folded = [_as_rows(fold(x, chunk_size)) for x in (q, k, v)]
     ids = None if ids is None else _as_rows(fold(ids, chunk_size))
     out = _attend(*folded, ids, causal, weights, offset, dropout)
-    return unfold(ops.reshape(out, (ops.shape(v)[0], -1, *ops.shape(out)[1:])), n)
+    return unfold(ops.reshape(out, (ops.shape(v)[0], (n + chunk_size - 1) // chunk_size, *ops.shape(out)[1:])), n)
 
 
 def _as_rows(x):

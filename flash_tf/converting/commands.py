@@ -53,7 +53,7 @@ def convert(
     family = converter.family_of(found.model)[1] if to == "safetensors" else None
     licence = licence or card.read_licence(source)
     if licence == card.UNKNOWN:
-        report(f"the licence is unknown: {source}/{card.FILE} says none; give --licence for the model card")
+        report(f"the licence is unknown: {source} has no {card.FILE} that says it; give --licence for the model card")
     if found.model.tokenizer is None:
         report(f"{out} gets weights alone: {source} has no tokenizer that is read here")
     about = {"licence": licence, "tokenizer": found.model.tokenizer is not None}

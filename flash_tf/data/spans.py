@@ -11,11 +11,12 @@ import numpy as np
 from flash_tf.data.encoders import IGNORED, Keys
 from flash_tf.data.packing import Field
 from flash_tf.data.rows import Placed, Row, RowEncoder
+from flash_tf.data.tokenizer import SPACES
 
 if TYPE_CHECKING:
     from flash_tf.data.tokenizer import Tokenizer
 
-WORD = re.compile(r"\S+")
+WORD = re.compile(f"[^{SPACES}]+")
 QUOTES = "‘’´`"  # that TriviaQA's script takes for punctuation
 NOWHERE = (0, 0)  # the label of a row without an answer: the place of `<cls>`
 

@@ -4,6 +4,7 @@ import tensorflow as tf
 import tensorflow_text
 
 from flash_tf.data.encoders import IGNORED
+from flash_tf.data.tokenizer import SPACES
 from flash_tf.exporting.readers import IdReader, checked
 from flash_tf.exporting.signatures import Served
 from flash_tf.models.span import best_spans
@@ -125,7 +126,8 @@ class ServedSpan(Served):
     def _answer(self, given):
         """A question and its context, both scalars -> the answer, the best span and its score."""
         question, context = given
-        words, begins, ends = (x[0] for x in tensorflow_text.WhitespaceTokenizer().tokenize_with_offsets([context]))
+        # The words of `SpanEncoder`. TF-Text's WhitespaceTokenizer cuts a white space of several bytes in two.
+        words, begins, ends = (x[0] for x in tensorflow_text.regex_split_with_offsets([context], f"[{SPACES}]+"))
         tokens, of_word = self._parts(question, words)
         real = tokens != self._tokenizer.pad_id
         logits = tf.cast(self._model(tokens, padding_mask=real, training=False), tf.float32)

@@ -5,7 +5,7 @@ import functools
 import keras
 
 from flash_tf.layers.mixer import Mixer
-from flash_tf.layers.streaming import check_capacity, check_streams
+from flash_tf.layers.streaming import check_capacity, check_streams, kept_dtype
 from kernels_xla.common.spec import KernelSpec, State
 
 
@@ -82,7 +82,7 @@ class KernelMixer(Mixer):
         """The state before the first token; see `flash_tf.layers.mixers`. Tokens beyond `capacity` are not kept."""
         check_streams(self, self.obstacle)
         check_capacity(self, capacity)
-        return self.spec.stream.initial_state(self.sizes(batch, capacity), self.case, dtype or self.compute_dtype)
+        return self.spec.stream.initial_state(self.sizes(batch, capacity), self.case, kept_dtype(self, dtype))
 
     def precompute(self, state: State) -> dict:
         return {}  # nothing to precompute

@@ -35,7 +35,7 @@ class LinearMixer(KernelMixer):
         mask: Tensor | None = None,
     ) -> Tensor:
         x, padding_mask = zero_padding(x, padding_mask, segment_ids, mask)
-        positions = token_positions(x, segment_ids) if positions is None else positions
+        positions = token_positions(x, segment_ids, positions)
         inputs, rest = self.enter(x, positions)
         options = {**self.case, **self.training_options(training)}
         out = self.spec.fast(**inputs, **options, padding_mask=padding_mask, segment_ids=segment_ids)

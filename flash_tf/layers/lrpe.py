@@ -52,7 +52,7 @@ class LRPE(Base, keras.layers.Layer):
         self.built = True
 
     def call(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
-        positions, dtype = token_positions(x) if positions is None else positions, sum_dtype(x)
+        positions, dtype = token_positions(x, positions=positions), sum_dtype(x)
         angles = ops.expand_dims(ops.cast(positions, dtype), -1) * ops.cast(self.theta, dtype)  # [b, n, s / 2]
         cos, sin = (ops.expand_dims(table, 2) for table in (ops.cos(angles), ops.sin(angles)))
         wide, direction = ops.cast(x, dtype), ops.cast(self.direction, dtype)

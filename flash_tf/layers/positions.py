@@ -1,17 +1,28 @@
 """Positions of tokens. They start again with each packed document."""
 
+import numpy as np
 from keras import ops
 
 from kernels_xla.common.spec import Tensor
 
 
-def token_positions(x: Tensor, segment_ids: Tensor | None = None) -> Tensor:
+def token_positions(x: Tensor, segment_ids: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
     """Positions int32 `[1, n]`, or `[b, n]` if packed: each token's distance from the start of its document.
 
     Args:
       x: Anything `[b, n, ...]`.
       segment_ids: `[b, n]`, each document one run of equal numbers; None for one document a row.
+      positions: What a user gives in their place, `[1, n]` or `[b, n]`.
+
+    Raises:
+      ValueError: `positions` have another shape, as far as that is known.
     """
+    if positions is not None:
+        (b, n), got = tuple(x.shape[:2]), tuple(np.shape(positions))
+        alike = lambda size, other: size == other or None in (size, other)  # noqa: E731
+        if len(got) != 2 or not alike(got[1], n) or not (got[0] == 1 or alike(got[0], b)):
+            raise ValueError(f"positions need the shape [1, n] or [b, n] of a text {(b, n)}, got {got}")
+        return positions
     n = ops.shape(x)[1]
     at = ops.arange(n, dtype="int32")[None]
     if segment_ids is None:

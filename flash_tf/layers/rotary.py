@@ -41,7 +41,7 @@ class RotaryEmbedding(Base, keras.layers.Layer):
         self.supports_masking = True
 
     def call(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
-        return rotary(x, token_positions(x) if positions is None else positions, base=self.base)
+        return rotary(x, token_positions(x, positions=positions), base=self.base)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "base": self.base}

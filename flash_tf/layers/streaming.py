@@ -8,6 +8,8 @@ from keras import ops
 from kernels_xla.common.accumulate import sum_dtype
 from kernels_xla.common.spec import Tensor
 
+BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+
 
 def check_streams(mixer: keras.layers.Layer, obstacle: str | None) -> None:
     """Raises a ValueError if `mixer` has an obstacle, the reason why it cannot stream, or is not built."""
@@ -25,6 +27,20 @@ def check_capacity(mixer: keras.layers.Layer, capacity: int | None) -> None:
         raise ValueError(f"{name} {needed}, got {capacity}")
     if not mixer.grows and capacity is not None:
         raise ValueError(f"{name} has a state of constant size: it needs capacity None, got {capacity}")
+
+
+def kept_dtype(mixer: keras.layers.Layer, dtype: str | None) -> str:
+    """The dtype of the tokens that a state keeps: `dtype`, or the compute dtype.
+
+    Raises:
+      ValueError: It is no dtype of numbers with a fraction, or wider than the compute dtype, which would gain nothing.
+    """
+    own = mixer.compute_dtype
+    found = own if dtype is None else keras.backend.standardize_dtype(dtype)
+    if BYTES.get(found, 9) > BYTES.get(own, 8):
+        name = type(mixer).__name__
+        raise ValueError(f"{name} computes in {own}: its state needs that dtype or a narrower one, got {found}")
+    return found
 
 
 def next_positions(position: Tensor, tokens: int) -> Tensor:

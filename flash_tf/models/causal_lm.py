@@ -119,7 +119,7 @@ class CausalLM(LanguageModel):
 
         Raises:
           ValueError: The state belongs to another batch size or model. Outside a compiled function, also if the state
-            has no room for the tokens.
+            has no room for the tokens, or `valid` is more than k.
 
         Example:
           >>> import numpy as np
@@ -129,6 +129,7 @@ class CausalLM(LanguageModel):
           >>> logits.shape
           TensorShape([2, 1, 100])
         """
+        token_ids = ops.convert_to_tensor(token_ids)
         rows, tokens = token_ids.shape[0], ops.shape(token_ids)[1]  # in an exported program both are dynamic
         if "position" not in state or state["position"].shape != (rows,):
             given = state["position"].shape[0] if "position" in state else "no state of initial_state"

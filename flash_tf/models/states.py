@@ -33,11 +33,13 @@ class Layout:
             need, got = self._short.get(name), tuple(state[name].shape) if name in state else None
             if need is None or got is None or not self._alike(name, got):
                 raise ValueError(f"{who} needs a state of its own, with {_said(name, need)}, got {_said(name, got)}")
+        come = tokens if valid is None else _number(valid)
+        if come is not None and come > tokens:
+            raise ValueError(f"{who} got {tokens} tokens a row: valid needs at most that many, got {come}")
         room = self._capacity(state)
         most = min((limit for limit in (room, longest) if limit is not None), default=None)
         if most is None or (had := _number(state["position"])) is None:
             return
-        come = tokens if valid is None else _number(valid)
         if come is not None and had + come > most:
             what = "has a state with room for" if most == room else "reads at most"
             raise ValueError(f"{who} {what} {most} tokens a row, got rows of {had} and {come} more")

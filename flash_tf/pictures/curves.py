@@ -257,7 +257,9 @@ def _state(run):
         return f"diverged at step {run.diverged:,}"
     if run.planned is None:
         return "?"
-    return "done" if run.steps[-1] >= run.planned else f"{run.steps[-1] / run.planned:.0%} of {run.planned:,}"
+    if run.steps[-1] >= run.planned:
+        return "done"
+    return "stopped early" if run.stopped_early else f"{run.steps[-1] / run.planned:.0%} of {run.planned:,}"
 
 
 def _spelt(pattern):

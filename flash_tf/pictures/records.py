@@ -68,6 +68,7 @@ class Run:
       seconds: Time of all training steps so far, without evaluations and pauses between starts; None if unknown.
       evaluations: Step -> validation loss.
       planned: Steps that its config asks for, None if unknown.
+      stopped_early: Whether `evaluation.patience` has ended it.
     """
 
     label: str
@@ -80,6 +81,7 @@ class Run:
     seconds: np.ndarray | None
     evaluations: dict[int, float]
     planned: int | None
+    stopped_early: bool
 
     @property
     def diverged(self) -> int | None:
@@ -143,7 +145,8 @@ def read(folder: str, label: str) -> Run:
     train = _section(config, "train")
     column = lambda name: np.array([_number(record.get(name)) for record in records])  # noqa: E731
     steps, rate = np.array([record["step"] for record in records]), column("tokens_per_second")
-    evaluations = f"{folder}/{EVALUATIONS}"
+    path = f"{folder}/{EVALUATIONS}"
+    evaluations = _standing(path) if _exists(path) else []
     return Run(
         label=label,
         folder=folder,
@@ -153,9 +156,20 @@ def read(folder: str, label: str) -> Run:
         gradient_norm=column("gradient_norm"),
         rate=rate,
         seconds=_seconds(steps, rate, train.get("tokens_per_step")),
-        evaluations={r["step"]: _number(r.get("loss")) for r in _standing(evaluations)} if _exists(evaluations) else {},
+        evaluations={record["step"]: _number(record.get("loss")) for record in evaluations},
         planned=train.get("steps"),
+        stopped_early=_stopped_early(evaluations, _section(config, "evaluation")),
     )
+
+
+def _stopped_early(evaluations, section):
+    """Whether the last `patience` evaluations are no better than one before them, as the training counts them."""
+    patience, metric = section.get("patience"), section.get("metric", "loss")
+    best, waited = math.inf, 0
+    for record in evaluations:
+        rank = _number(record.get(metric)) * (1 if metric == "loss" else -1)
+        best, waited = (rank, 0) if rank < best else (best, waited + 1)
+    return isinstance(patience, int) and waited >= patience
 
 
 def _standing(path: str) -> list[dict[str, Any]]:

@@ -24,13 +24,20 @@ def extended(config: Config, model_dir: str, steps: int, constant: bool, report:
       report: Called with a line about the learning rate if the config changes.
 
     Raises:
-      ValueError: The run has no checkpoint, or was planned with more steps.
+      ValueError: The run has no checkpoint, was planned with more steps, or has stopped early.
     """
     planned, optimizer = config.train.steps, config.optimizer
     if steps < planned:
         raise ValueError(f"--extend needs the steps of the whole run, {planned:,} or more, got {steps:,}")
-    if not (saved := Checkpoints(f"{model_dir}/checkpoints").steps()):
+    checkpoints = Checkpoints(f"{model_dir}/checkpoints")
+    if not (saved := checkpoints.steps()):
         raise ValueError(f"{model_dir} has no checkpoint to go on from: set train.steps in its config")
+    patience, waited = config.evaluation.patience, checkpoints.notes(saved[-1]).get("waited", 0)
+    if patience is not None and waited >= patience:
+        raise ValueError(
+            f"{model_dir} stopped early, after {waited} evaluations without a better {config.evaluation.metric}: "
+            "it goes on with a larger evaluation.patience, or null"
+        )
     if constant and optimizer.constant_after is None:
         plan = optimizer.schedule_steps or planned
         optimizer = dataclasses.replace(optimizer, schedule_steps=plan, constant_after=saved[-1])

@@ -65,6 +65,9 @@ def restore(
     variables = {v.path: v for v in model.weights}
     notes = checkpoints.restore_first(variables, _order(checkpoints, steps, checkpoint))
     check_tokenizer(tokenizer, notes, model_dir)
+    cache = config.data.cache
+    if "average_of" in notes and cache is not None and not epath.Path(cache).is_dir():  # its run has been moved
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, cache=None))
     return Trained(config=config, model=model, tokenizer=tokenizer, step=notes["step"])
 
 

@@ -72,7 +72,8 @@ def shifted(x: Tensor, by: int | Tensor) -> Tensor:
 
 def after(upstream: Tensor, x: Tensor) -> Tensor:
     """x, by a zero that is there only after `upstream`: else a gradient takes what the forward pass has made of x."""
-    return x + ops.cast(ops.minimum(ops.square(upstream[(0,) * len(upstream.shape)]), 0), x.dtype)
+    first = ops.sum(upstream[(slice(1),) * len(upstream.shape)])  # 0 of an upstream without rows
+    return x + ops.cast(ops.minimum(ops.square(first), 0), x.dtype)
 
 
 def doubling(step: Callable[..., tuple], chunks: int | Tensor, *state: Tensor) -> tuple:
@@ -132,9 +133,9 @@ def over_tokens(decay: Tensor, x: Tensor, chunk_size: int) -> Tensor:
     Each number is read and written a few times, not in log2(n) passes. A derived gradient would keep every step, so
     callers write the gradient by hand.
     """
-    shape, c = ops.shape(x), chunk_size if x.shape[1] is None else min(chunk_size, x.shape[1])
+    shape, c = ops.shape(x), chunk_size if x.shape[1] is None else max(1, min(chunk_size, x.shape[1]))
     features = math.prod(x.shape[2:])  # one axis, because TensorFlow Lite slices four at most
-    decay, x = (fold(ops.reshape(part, (shape[0], -1, features)), c) for part in (decay, x))
+    decay, x = (fold(ops.reshape(part, (*shape[:2], features)), c) for part in (decay, x))
     since, y = [decay[:, :, 0]], [x[:, :, 0]]  # [b, g, f] each
     for i in range(1, c):
         since.append(decay[:, :, i] * since[-1])

@@ -287,6 +287,26 @@ def test_a_text_without_a_batch_is_refused_in_one_line_by_every_mixer_and_block(
                 layer(np.zeros(shape, "float32"))
 
 
+@pytest.mark.one_backend
+@pytest.mark.parametrize("kind", tiers.thinned(MIXERS.names(), "gla", "combiner", "parallel"))
+@pytest.mark.parametrize("n", tiers.thinned([N, None], None))
+def test_a_replica_without_rows_has_gradients_of_zero(kind, n):
+    import tensorflow as tf
+
+    layer = mixer(kind)
+    layer.build((None, n, D))
+
+    @tf.function(input_signature=[tf.TensorSpec((None, n, D))])
+    def step(x):
+        with tf.GradientTape() as tape:
+            out = layer(x, training=True)
+            loss = tf.reduce_sum(out**2)
+        return tape.gradient(loss, layer.trainable_variables), out
+
+    gradients, out = step(tf.zeros((0, N, D)))  # as of a last batch that is smaller than the number of replicas
+    assert out.shape == (0, N, D) and all(np.all(to_numpy(x) == 0) for x in gradients if x is not None)
+
+
 @pytest.mark.parametrize("kind", ["mamba", "flash", "parallel"])
 def test_a_bidirectional_wrapper_is_refused_in_one_line_that_names_the_alternatives(kind):
     with pytest.raises(ValueError, match="^keras.layers.Bidirectional needs a recurrent layer, got .*causal=False.*$"):

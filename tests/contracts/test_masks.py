@@ -161,3 +161,12 @@ def test_a_mask_of_another_shape_than_the_text_is_one_clear_error(name, shape):
     needed = re.escape(f"{name} needs the shape [b, n] = {(B, LENGTH)} of the text, got {shape}")
     with pytest.raises(ValueError, match=needed):
         ResidualBlock(GLU())(np.ones((B, LENGTH, D), "float32"), **{name: np.ones(shape, "int32")})
+
+
+@pytest.mark.parametrize("shape", [(LENGTH,), (1, LENGTH + 1), (B + 1, LENGTH), (1, B, LENGTH)])
+@pytest.mark.parametrize("kind", ["self_attention", "flash", "gau", "linear_attention"])
+def test_positions_of_another_shape_than_the_text_are_one_clear_error(kind, shape):
+    layer = MIXERS.get(kind)(**defaults(MIXERS.get(kind)))
+    needed = re.escape(f"positions need the shape [1, n] or [b, n] of a text {(B, LENGTH)}, got {shape}")
+    with pytest.raises(ValueError, match=needed):
+        layer(np.ones((B, LENGTH, D), "float32"), positions=np.zeros(shape, "int32"))

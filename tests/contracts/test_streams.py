@@ -36,7 +36,7 @@ each_stream = pytest.mark.parametrize(arguments, STREAMS)
 each_other = pytest.mark.parametrize(arguments, [c for c in thinned(MIXERS) if c.values[0](**c.values[1]).obstacle])
 plain = [c for c in cases(MIXERS, changed=False) if not c.values[0](**c.values[1]).obstacle]
 each_plain = pytest.mark.parametrize(arguments, plain)
-some_plain = pytest.mark.parametrize(arguments, tiers.of_kinds(plain, "flash", "gau", "gla", "mamba"))
+some_plain = pytest.mark.parametrize(arguments, tiers.of_kinds(plain, "flash", "gau", "gla", "mamba", "retention"))
 DECODERS = [kind for kind in MIXERS.names() if not never_causal(MIXERS.get(kind))]
 KEPT = ("flash", "gau")  # a state of a constant size, and one that grows
 each_mixer = pytest.mark.parametrize("kind", DECODERS)
@@ -182,6 +182,37 @@ def test_a_state_takes_a_capacity_exactly_where_it_grows(cls, options):
         layer.initial_state(B, wrong)
 
 
+GATED_SOFTMAX = [  # whose caches are read in their own dtype
+    pytest.param(MIXERS.get("self_attention"), {"heads": 2, "gated": True, "causal": True}, id="self_attention-gated"),
+    pytest.param(
+        MIXERS.get("gau"), {"key_dim": 4, "kernel": "softmax", "relative_bias": False, "causal": True}, id="gau-softmax"
+    ),
+]
+
+
+@pytest.mark.parametrize(arguments, [*tiers.of_kinds(plain, "flash", "gau", "gla"), *GATED_SOFTMAX])
+def test_a_state_may_keep_tokens_in_a_narrower_dtype_than_the_layer_computes_in(cls, options):
+    layer, x = built(cls, options), normal(B, 6, D)
+    capacity = N if layer.grows else None
+    state, found = layer.initial_state(B, capacity, "bfloat16"), []
+    for first, last in ((0, 4), (4, 5), (5, 6)):
+        out, state = layer.extend(ops.convert_to_tensor(x[:, first:last]), state)
+        found.append(to_numpy(out))
+    assert relative_error(np.concatenate(found, axis=1), outputs(layer, x)) < BFLOAT16_LAYER
+    with pytest.raises(
+        ValueError, match="computes in float32: its state needs that dtype or a narrower one, got float64"
+    ):
+        layer.initial_state(B, capacity, "float64")
+
+
+@some_plain
+def test_a_stream_takes_tokens_of_another_dtype_as_a_call_does(cls, options):
+    layer = built(cls, options, "float64")
+    x = ops.convert_to_tensor(normal(B, 3, D), "float32")
+    got, _ = layer.extend(x, start(layer))
+    assert relative_error(to_numpy(got), to_numpy(layer(x))) < FLOAT32
+
+
 @each_plain
 def test_a_mixer_streams_only_when_it_is_built(cls, options):
     with pytest.raises(ValueError, match="must be built"):
@@ -275,6 +306,10 @@ def test_a_model_refuses_a_state_that_it_cannot_have():
         model_of("flash").initial_state(B, 40)
     with pytest.raises(ValueError, match="cannot stream: divisor 'length'"):
         model_of("gau", mixer={"type": "gau", "divisor": "length"}).initial_state(B, N)
+    model = model_of("flash")
+    with pytest.raises(ValueError, match="got 3 tokens a row: valid needs at most that many, got 9"):
+        model.extend(token_ids(B, 3), model.initial_state(B), valid=ops.full((B,), 9, "int32"))
+    assert model.extend([[1, 2]], model.initial_state(1))[0].shape == (1, 2, V)
     learned = model_of("gau", position_embedding="learned", max_length=9)
     with pytest.raises(ValueError, match="causal_lm.* reads at most 9 tokens a row, got capacity 10"):
         learned.initial_state(B, 10)

@@ -71,6 +71,7 @@ QUESTIONS = [
     {"question": "ab", "context": "cd efg"},
     {"question": "efg hik lmn op ab cd " * 4, "context": LONG},
     {"question": "op", "context": LONG[5:90]},
+    {"question": "cd", "context": "\u3000ab\xa0cd\u2028 \u3000efg\x85hik\u205flmn \xa0"},
 ]
 
 

@@ -56,6 +56,20 @@ def test_a_run_is_read_with_time_by_its_rates_and_its_best_evaluation(tmp_path):
     assert run.evaluations[300] == pytest.approx(6.1)
 
 
+@pytest.mark.parametrize(
+    ("metric", "values", "state"),
+    [("loss", (5, 6, 5), "stopped early"), ("loss", (5, 6, 4), "60% of 500"), ("accuracy", (5, 4, 4), "stopped early")],
+)
+def test_a_run_that_patience_has_ended_is_said_to_have_stopped(tmp_path, metric, values, state):
+    folder = run_directory(tmp_path / "run", planned=500)
+    write(
+        tmp_path / "run/evaluations.jsonl", [{"step": 100 * i, "loss": 1, metric: x} for i, x in enumerate(values, 1)]
+    )
+    with open(tmp_path / "run/config.yaml", "a") as file:
+        file.write(f"evaluation: {{patience: 2, metric: {metric}}}\n")
+    assert curves.rows(records.read_all([folder]))[0][-1] == state
+
+
 def test_of_steps_that_were_written_again_after_a_crash_the_last_records_stand(tmp_path):
     folder = run_directory(tmp_path / "run", steps=20, evaluations=(10, 20))
     again = [{"step": s, "loss": 1.0, "tokens_per_second": TOKENS} for s in range(11, 15)]

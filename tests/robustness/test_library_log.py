@@ -163,6 +163,21 @@ def test_programs_are_kept_by_the_options_of_xla_and_old_ones_of_all_options_go(
     assert new.exists() and not old.exists()
 
 
+def test_a_full_disk_is_not_taken_for_too_little_memory():
+    tf = pytest.importorskip("tensorflow")
+    at = "{{function_node __wrapped__SaveV2_device_/job:localhost/device:CPU:0}} "
+    for text, said in (
+        (
+            f"{at}/out/variables/part; No space left on device [Op:SaveV2]",
+            "No space left on device: /out/variables/part",
+        ),
+        (f"{at}OOM when allocating tensor with shape[9,9] [Op:Mul]", "the memory here is too small"),
+    ):
+        with LibraryLog() as log:
+            status, line = cli._explain(tf.errors.ResourceExhaustedError(None, None, text), log)
+        assert status == 1 and line.startswith(said)
+
+
 def test_a_gpu_that_another_program_has_filled_is_no_file_and_no_fault_of_ours():
     tf = pytest.importorskip("tensorflow")
     inside = "DNN library initialization failed. [[{{node while/replica_1/Call}}]] [Op:__run_3]"

@@ -314,6 +314,10 @@ def test_the_average_of_the_last_checkpoints_is_a_model_directory_that_can_be_re
         assert np.ptp([v.numpy() for v in one], axis=0).any()
     assert found.step == 8 and loop.evaluate(out, runs.Lines())["step"] == 8
     assert average(model_dir, 1, out, pytest.fail) == [8]  # over the older one: evaluation left nothing in it
+    moved = copy.rename(copy.with_name("moved"))
+    assert loop.evaluate(str(moved / "average"), runs.Lines())["step"] == 8
+    assert not copy.exists() and (moved / "average/tokens").is_dir()
+    out = str(moved.rename(copy) / "average")
     with pytest.raises(
         ValueError, match="holds weights and no optimizer's state: start a new run from it with init_from"
     ):

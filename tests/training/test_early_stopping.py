@@ -3,6 +3,8 @@
 import pytest
 
 from flash_tf import config
+from flash_tf.pictures import records
+from flash_tf.training.extend import extended
 from tests.training import runs
 
 STILL = {"learning_rate": 1e-30, "warmup_steps": 0}  # no weight changes, so no evaluation is better than the first
@@ -25,6 +27,15 @@ def test_a_run_without_a_better_evaluation_stops_and_stays_stopped(tmp_path):
     assert "stopped early: no better loss in 2 evaluations in a row" in shown
     again = runs.train(path, tmp_path / "run")
     assert "stopped early" in again and evaluated(tmp_path / "run") == [2, 4, 6]
+    (run,) = records.read_all([str(tmp_path / "run")])
+    assert run.stopped_early
+    stopped, overrides = config.load(path), ["evaluation.patience=5"]
+    with pytest.raises(
+        ValueError, match="run stopped early, after 2 evaluations without a better loss: it goes on with"
+    ):
+        extended(stopped, str(tmp_path / "run"), 30, False, print)
+    patient = config.load(path, overrides)
+    assert extended(patient, str(tmp_path / "run"), 30, False, print).train.steps == 30
 
 
 @pytest.mark.full

@@ -10,7 +10,7 @@ from flash_tf.layers.linear_mixer import LinearMixer
 from flash_tf.layers.masking import zero_padding
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero, token_positions
-from flash_tf.layers.streaming import check_streams, next_positions
+from flash_tf.layers.streaming import check_streams, kept_dtype, next_positions
 from kernels_xla import diag_attention as diag
 from kernels_xla.combiner import axial, fixed
 from kernels_xla.common.masks import zero_outside
@@ -123,7 +123,7 @@ class Combiner(LinearMixer):
         mask: Tensor | None = None,
     ) -> Tensor:
         x, padding_mask = zero_padding(x, padding_mask, segment_ids, mask)
-        positions = token_positions(x, segment_ids) if positions is None else positions
+        positions = token_positions(x, segment_ids, positions)
         masks = {"padding_mask": padding_mask, "segment_ids": segment_ids, "offset": runtime_zero(positions)}
         inputs, _ = self.enter(x, positions)
         if self.summaries == "axial":
@@ -169,7 +169,7 @@ class Combiner(LinearMixer):
         state = super().initial_state(batch, capacity, dtype)
         if self.summaries == "fixed":
             return state
-        c, s, dtype = self.chunk_size, self.width // self.heads, dtype or self.compute_dtype
+        c, s, dtype = self.chunk_size, self.width // self.heads, kept_dtype(self, dtype)
         chunk = {"q": ops.zeros((batch, c, self.heads, s), dtype), "x": ops.zeros((batch, c, self.width), dtype)}
         return {**state, **chunk, "positions": ops.zeros((batch, c), "int32")}
 

@@ -10,7 +10,7 @@ from flash_tf.layers.fused import check_implementation, runs_fused
 from flash_tf.layers.masking import zero_padding
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero, token_positions
-from flash_tf.layers.streaming import check_streams
+from flash_tf.layers.streaming import check_streams, kept_dtype
 from kernels_pallas import flash as fused
 from kernels_xla.common.spec import State, Tensor
 from kernels_xla.flash import decode
@@ -159,7 +159,7 @@ class MixedChunkAttention(gated_unit.ChunkedUnit):
         if self.token_shift:
             masked = {"padding_mask": padding_mask, "segment_ids": segment_ids}
             x = self._shifted(x, convolution.convolution(self._first_half(x), *self._taps(x), **masked))
-        positions = token_positions(x, segment_ids) if positions is None else positions
+        positions = token_positions(x, segment_ids, positions)
         if training and self._runs_fused(tuple(x.shape[:2]), x.dtype, segment_ids is not None):
             return self._fused(x, positions, padding_mask=padding_mask, segment_ids=segment_ids)
         u, v, z = gated_unit.project(self, x, gated_unit.chunked_shapes(self, x))
@@ -249,7 +249,7 @@ class MixedChunkAttention(gated_unit.ChunkedUnit):
         """As `KernelMixer.initial_state`; with `token_shift` also half of the last token, `shift [b, 1, d / 2]`."""
         state = super().initial_state(batch, capacity, dtype)
         if self.token_shift:
-            state["shift"] = ops.zeros((batch, 1, -(-self.width // 2)), dtype or self.compute_dtype)
+            state["shift"] = ops.zeros((batch, 1, -(-self.width // 2)), kept_dtype(self, dtype))
         return state
 
     def state_bytes(self, n: int, itemsize: int = 2) -> int | None:

@@ -85,7 +85,7 @@ class WeightedChunks(gated_unit.ChunkedUnit):
         mask: Tensor | None = None,
     ) -> Tensor:
         x, padding_mask = zero_padding(x, padding_mask, segment_ids, mask)
-        positions = token_positions(x, segment_ids) if positions is None else positions
+        positions = token_positions(x, segment_ids, positions)
         u, v, z = gated_unit.project(self, x, gated_unit.chunked_shapes(self, x))
         heads = gated_unit.rotated(self, self.offset_scale(z), positions)
         attended = weighted_mixed_chunk_attention(

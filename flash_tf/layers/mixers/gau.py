@@ -110,7 +110,7 @@ class GatedAttentionUnit(KernelMixer):
         mask: Tensor | None = None,
     ) -> Tensor:
         x, padding_mask = zero_padding(x, padding_mask, segment_ids, mask)
-        positions = token_positions(x, segment_ids) if positions is None else positions
+        positions = token_positions(x, segment_ids, positions)
         u, v, z = gated_unit.project(self, x)
         q, k = self._rotated(z, positions)
         masks = {"causal": self.causal, "padding_mask": padding_mask, "segment_ids": segment_ids}
@@ -174,7 +174,7 @@ class GatedAttentionUnit(KernelMixer):
         else:
             options = {"scale": self.scale, "divisor": self.divisor, "precomputed": (precomputed or {}).get("bias")}
             attended, state = gau.extend(*given, **gated_unit.bias(self), valid=valid, **options)
-        return gated_unit.leave(self, u, ops.reshape(attended, ops.shape(v))), state
+        return gated_unit.leave(self, u, ops.cast(ops.reshape(attended, ops.shape(v)), v.dtype)), state
 
     def precompute(self, state: State) -> dict:
         vectors = gated_unit.bias(self)

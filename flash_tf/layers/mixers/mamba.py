@@ -9,7 +9,7 @@ from flash_tf.layers.fused import check_implementation, runs_fused
 from flash_tf.layers.linear_mixer import LinearMixer, check_causal
 from flash_tf.layers.masking import zero_padding
 from flash_tf.layers.mixers import MIXERS
-from flash_tf.layers.streaming import check_capacity, check_streams
+from flash_tf.layers.streaming import check_capacity, check_streams, kept_dtype
 from kernels_pallas import mamba as fused
 from kernels_xla.common.accumulate import sum_dtype
 from kernels_xla.common.spec import KernelSpec, State, Tensor
@@ -168,7 +168,7 @@ class Mamba(LinearMixer):
         """Independent of the text's length: `conv [b, w - 1, e]`, `ssm [b, s, e]`, float32, and `position [b]`."""
         check_streams(self, self.obstacle)
         check_capacity(self, capacity)
-        sizes, dtype = self.sizes(batch), dtype or self.compute_dtype
+        sizes, dtype = self.sizes(batch), kept_dtype(self, dtype)
         tokens = convolution.initial_state(sizes, {}, dtype)["tokens"]
         return {"conv": tokens, **SPEC.stream.initial_state(sizes, {}, dtype)}
 

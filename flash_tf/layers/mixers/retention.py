@@ -126,7 +126,7 @@ class Retention(LinearMixer):
         q, k = (rotary(self.split(part), positions, base=self.base()) for part in (q, k))
         k = k * ops.cast((d // self.heads) ** -0.5, k.dtype)
         # The positions make this a runtime value: a compiler would store a constant table in the program.
-        zero = ops.cast(runtime_zero(positions), sum_dtype(x))
+        zero = ops.cast(runtime_zero(positions), sum_dtype(q))
         log_decay = ops.convert_to_tensor(self.log_decay(), zero.dtype) + zero
         log_decay = ops.broadcast_to(log_decay, (*ops.shape(x)[:2], self.heads))
         return {"q": q, "k": k, "v": self.split(v), "log_decay": log_decay}, [gate]

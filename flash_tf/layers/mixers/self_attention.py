@@ -120,7 +120,7 @@ class MultiHeadSelfAttention(KernelMixer):
         mask: Tensor | None = None,
     ) -> Tensor:
         x, padding_mask = zero_padding(x, padding_mask, segment_ids, mask)
-        positions = token_positions(x, segment_ids) if positions is None else positions
+        positions = token_positions(x, segment_ids, positions)
         attend = self.spec.fast if self.kernel in SOFTMAX else gau_attention
         q, k, v, *gate = self._project(x, positions)
         masks = {"padding_mask": padding_mask, "segment_ids": segment_ids, "offset": runtime_zero(positions)}
@@ -143,7 +143,7 @@ class MultiHeadSelfAttention(KernelMixer):
 
     def _leave(self, out, gate):
         """`[b, n, h, s]` -> `[b, n, d]`."""
-        out = ops.reshape(out, (*ops.shape(out)[:2], self.width))
+        out = ops.cast(ops.reshape(out, (*ops.shape(out)[:2], self.width)), self.compute_dtype)  # of a narrower cache
         return self.out_projection(ops.silu(gate[0]) * out if gate else out)
 
     def sizes(self, b: int = 1, n: int | None = None) -> dict[str, int]:
