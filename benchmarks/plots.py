@@ -326,12 +326,13 @@ def claim_figures(rows: list[Row]) -> dict[str, Figure]:
             continue
         own = [row for row in own if (row["task"], row["length"]) in panels]
         figure, axes = plot_style.figure(f"{claim.replace('_', ' ')}, {_devices(own)}", len(panels))
+        changed = False
         for panel, kind in zip(axes, panels, strict=True):
-            _draw_claim(panel, [row for row in own if (row["task"], row["length"]) == kind])
+            changed |= _draw_claim(panel, [row for row in own if (row["task"], row["length"]) == kind])
             panel.set_xlabel(f"tokens (millions): {TASKS[kind[0]]}, n = {kind[1]:,}")
         several = len({row["system"] for row in own}) > 1
         changes = f"up to {BEST} changes of each system, the best of those that end better" if several else "changes"
-        dashed = f" Dashed: {changes}." if any(row["change"] for row in own) else ""
+        dashed = f" Dashed: {changes}." if changed else ""
         said = f"Validation, one seed.{dashed}"
         plot_style.notes(figure, [f"{said} Commits: {_commits(own)}."])
         found[f"claim_{claim}"] = figure
@@ -339,6 +340,7 @@ def claim_figures(rows: list[Row]) -> dict[str, Figure]:
 
 
 def _draw_claim(axes, rows):
+    """Draws a panel; returns whether it has changes of a system."""
     ends = {row["system"]: row["perplexity"] for row in rows if row["change"] is None}
     better: dict[str, list[Row]] = {}
     for row in sorted(rows, key=lambda row: row["perplexity"]):
@@ -359,6 +361,7 @@ def _draw_claim(axes, rows):
     )
     axes.set_xlim(left=0)
     plot_style.label_lines(axes, size=min(5.6, plot_style.FITTING / len(rows)))
+    return any(row["change"] for row in rows)
 
 
 def learning_figures(rows: list[Row]) -> dict[str, Figure]:
