@@ -178,7 +178,7 @@ class Profiler:
 
 
 class Signals:
-    """SIGTERM, SIGINT and SIGHUP save and end the run after the current loop. A second one ends it without saving.
+    """SIGTERM, SIGINT and SIGHUP save and end the run after the current loop. A second one does not wait for the save.
 
     An error of an evaluation saves the run too, as its steps are done.
 
@@ -236,7 +236,7 @@ class Signals:
             while number := self._heard.recv(1):
                 if number[0] in self._before:
                     self._progress.line(f"{signal.Signals(number[0]).name}: {then}")
-                    then = "ending after this loop of steps, without saving"
+                    then = "ending after this loop of steps, without waiting for a save"
                     if self._trainer.reading or not int(self._trainer.global_step.numpy()):
                         self._stop_data()
 
