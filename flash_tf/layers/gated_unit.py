@@ -158,7 +158,7 @@ class ChunkedUnit(KernelMixer):
         precomputed: dict | None = None,
     ) -> tuple[Tensor, State]:
         """The next tokens of each row; see `flash_tf.layers.mixers`."""
-        check_streams(self, self.obstacle)
+        check_streams(self, self.obstacle, x, state)
         gate, v, z = project(self, x, chunked_shapes(self, x))
         positions = next_positions(state["position"], ops.shape(x)[1]) if positions is None else positions
         if precomputed is None:

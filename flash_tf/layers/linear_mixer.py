@@ -69,7 +69,7 @@ class LinearMixer(KernelMixer):
         precomputed: dict | None = None,
     ) -> tuple[Tensor, State]:
         """The next tokens of each row; see `flash_tf.layers.mixers`."""
-        check_streams(self, self.obstacle)
+        check_streams(self, self.obstacle, x, state)
         positions = next_positions(state["position"], ops.shape(x)[1]) if positions is None else positions
         inputs, rest = self.enter(x, positions)
         out, state = self.spec.stream.extend(state, **inputs, **self.case, valid=valid)

@@ -11,12 +11,27 @@ from kernels_xla.common.spec import Tensor
 BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
-def check_streams(mixer: keras.layers.Layer, obstacle: str | None) -> None:
-    """Raises a ValueError if `mixer` has an obstacle, the reason why it cannot stream, or is not built."""
+def check_streams(
+    mixer: keras.layers.Layer, obstacle: str | None, x: Tensor | None = None, state: dict | None = None
+) -> None:
+    """Raises a ValueError if `mixer` cannot stream, or not from this state.
+
+    Args:
+      mixer: The mixer.
+      obstacle: The reason why it cannot stream, or None.
+      x: The next tokens, `[b, k, d]`, if there are some yet.
+      state: The state before them.
+    """
+    name = type(mixer).__name__
     if obstacle is not None:
-        raise ValueError(f"{type(mixer).__name__} cannot stream: {obstacle}")
+        raise ValueError(f"{name} cannot stream: {obstacle}")
     if not mixer.built:
-        raise ValueError(f"{type(mixer).__name__} must be built before it streams")
+        raise ValueError(f"{name} must be built before it streams")
+    if state is None:
+        return
+    rows, got = x.shape[0], state["position"].shape[0] if "position" in state else "no such state"
+    if None not in (rows, got) and rows != got:
+        raise ValueError(f"{name} needs a state of initial_state for {rows} rows, got {got}")
 
 
 def check_capacity(mixer: keras.layers.Layer, capacity: int | None) -> None:

@@ -214,6 +214,14 @@ def test_a_stream_takes_tokens_of_another_dtype_as_a_call_does(cls, options):
 
 
 @each_plain
+def test_a_state_of_other_rows_is_one_clear_error(cls, options):
+    layer, x = built(cls, options), ops.convert_to_tensor(normal(B, 2, D))
+    for state, got in ((start(layer, B + 1), B + 1), ({}, "no such state")):
+        with pytest.raises(ValueError, match=f"{cls.__name__} needs a state of initial_state for {B} rows, got {got}"):
+            layer.extend(x, state)
+
+
+@each_plain
 def test_a_mixer_streams_only_when_it_is_built(cls, options):
     with pytest.raises(ValueError, match="must be built"):
         start(cls(**options))

@@ -184,7 +184,7 @@ class Combiner(LinearMixer):
         """The next tokens of each row; see `flash_tf.layers.mixers`."""
         if self.summaries == "fixed":
             return super().extend(x, state, positions, valid)
-        check_streams(self, self.obstacle)
+        check_streams(self, self.obstacle, x, state)
         positions = next_positions(state["position"], ops.shape(x)[1]) if positions is None else positions
         inputs, _ = self.enter(x, positions)
         new = {"q": inputs["q"], "x": x, "positions": ops.broadcast_to(positions, ops.shape(x)[:2])}

@@ -222,7 +222,7 @@ class MixedChunkAttention(gated_unit.ChunkedUnit):
         """The next tokens of each row; see `flash_tf.layers.mixers`."""
         if not self.token_shift:
             return super().extend(x, state, positions, valid, precomputed)
-        check_streams(self, self.obstacle)
+        check_streams(self, self.obstacle, x, state)
         rest, kept = self._apart(state)
         before, after = convolution.extend({"tokens": kept}, self._first_half(x), *self._taps(x), valid=valid)
         x = self._shifted(x, before)

@@ -165,7 +165,7 @@ class GatedAttentionUnit(KernelMixer):
         precomputed: dict | None = None,
     ) -> tuple[Tensor, State]:
         """The next tokens of each row; see `flash_tf.layers.mixers`."""
-        check_streams(self, self.obstacle)
+        check_streams(self, self.obstacle, x, state)
         u, v, z = gated_unit.project(self, x)
         positions = next_positions(state["position"], ops.shape(x)[1]) if positions is None else positions
         given = (state, *self._rotated(z, positions), self._split(v))

@@ -181,7 +181,7 @@ class Mamba(LinearMixer):
         precomputed: dict | None = None,
     ) -> tuple[Tensor, State]:
         """The next tokens of each row; see `flash_tf.layers.mixers`."""
-        check_streams(self, self.obstacle)
+        check_streams(self, self.obstacle, x, state)
         x, z = ops.split(self.in_projection(x), 2, axis=-1)
         weights = (ops.cast(w, x.dtype) for w in (self.conv_weights, self.conv_bias))
         x, after = convolution.extend({"tokens": state["conv"]}, x, *weights, valid=valid)

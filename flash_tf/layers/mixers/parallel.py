@@ -122,7 +122,7 @@ class Parallel(Mixer):
         precomputed: dict | None = None,
     ) -> tuple[Tensor, State]:
         """The next tokens of each row; see `flash_tf.layers.mixers`."""
-        check_streams(self, self.obstacle)
+        check_streams(self, self.obstacle, x, state)
         precomputed = [None] * len(self.parts) if precomputed is None else precomputed
         ends = [
             part.extend(x, own, positions, valid, made)

@@ -166,7 +166,7 @@ class MultiHeadSelfAttention(KernelMixer):
         precomputed: dict | None = None,
     ) -> tuple[Tensor, State]:
         """The next tokens of each row; see `flash_tf.layers.mixers`."""
-        check_streams(self, self.obstacle)
+        check_streams(self, self.obstacle, x, state)
         positions = next_positions(state["position"], ops.shape(x)[1]) if positions is None else positions
         attend = self.spec.stream.extend if self.kernel in SOFTMAX else gau.extend
         q, k, v, *gate = self._project(x, positions)
