@@ -16,8 +16,8 @@ own pace:
 
 - `initial_state(batch, capacity=None, dtype=None)`: a flat dictionary of tensors. The batch is the first axis of each,
   so that beam search can gather rows. A mixer whose state grows with the text has `grows = True` and needs `capacity`,
-  the most tokens of a row; other mixers refuse it. `dtype` is the dtype of kept tokens, by default the compute dtype. A
-  mixer that cannot decode raises a ValueError.
+  the most tokens of a row; other mixers refuse it. `dtype` is the dtype of kept tokens: the compute dtype by default,
+  or a narrower one. A mixer that cannot decode raises a ValueError.
 - `extend(x, state, positions=None, valid=None, precomputed=None)`: the next k >= 1 tokens, `[b, k, d]` -> `([b, k, d],
   state)`. `valid`, int32 `[b]`, counts the real tokens at the front of each row. The other tokens do not change the
   state, and their outputs are undefined. `positions [b, k]` continue from the state's by default.
