@@ -1,4 +1,4 @@
-"""Find the fastest chunk size, and write it into the config.
+"""Find the fastest block size, and write it into the config.
 
 Examples:
   flash-tf tune my.yaml

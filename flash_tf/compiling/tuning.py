@@ -7,6 +7,7 @@ part of its function: `tune` reports the cost of other sizes, and changes nothin
 import gc
 import inspect
 import math
+import shutil
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -104,7 +105,9 @@ def _measure(config, steps):
 
 def write(path: str, size: int) -> None:
     """Writes a block size into a config file, and changes nothing else in its text."""
-    text = Path(path).read_text("utf-8")
+    file = Path(path).resolve()  # a link stays one
+    with file.open(encoding="utf-8", newline="") as opened:  # ends of lines stay as they are
+        text = opened.read()
     mixer = configs.to_mapping(configs.load(path))["model"]["mixer"]  # with the base's options
     model = _child(yaml.compose(text), "model")
     node = _child(model, "mixer")
@@ -118,9 +121,10 @@ def write(path: str, size: int) -> None:
         edits = [_edit(one, size) for one, kind in nodes if _has(kind, BLOCK)]
     for start, end, new in sorted(edits, reverse=True):
         text = text[:start] + new + text[end:]
-    partial = Path(f"{path}.partial")
-    partial.write_text(text, "utf-8")
-    partial.replace(path)
+    partial = Path(f"{file}.partial")
+    partial.write_text(text, "utf-8", newline="")
+    shutil.copymode(file, partial)
+    partial.replace(file)
 
 
 def _child(node, name):

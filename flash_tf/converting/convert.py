@@ -146,6 +146,17 @@ def _described(model):
     return {**{name: value for name, value in stack.items() if name not in UNSEEN}, **inner}
 
 
+def _tokenizer_config(tokenizer):
+    """What `transformers` reads beside tokenizer.json: its class, and the special pieces that the file has."""
+    ids = {
+        "bos": tokenizer.eos_id,
+        **{name: getattr(tokenizer, f"{name}_id") for name in ("eos", "pad", "unk", "mask")},
+    }
+    there = {name: id for name, id in ids.items() if id is not None and id < tokenizer.file_pieces}
+    named = {f"{name}_token": tokenizer.piece(id) for name, id in there.items()}
+    return {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **named}
+
+
 def save_public(model: LanguageModel, out: str, kept: Mapping[str, Any], files: Mapping[str, str]) -> str:
     """Writes config.json and model.safetensors under public names.
 
@@ -164,12 +175,18 @@ def save_public(model: LanguageModel, out: str, kept: Mapping[str, Any], files: 
     unchanged = kept and family.options(kept) == family.options(config)  # the same, whatever names it uses
     whole = {"architectures": [family.ARCHITECTURE], "model_type": name, **family.FIXED, **kept}
     whole |= {"dtype": "float32", **({} if unchanged else config)}
+    if model.tokenizer is not None:  # else the library takes ids of its own
+        ids = {"bos": model.tokenizer.eos_id, "eos": model.tokenizer.eos_id, "pad": model.tokenizer.pad_id}
+        whole = {**{f"{name}_token_id": id for name, id in ids.items()}, **whole}
     with owned_files.replacing(out, WRITER, lambda folder: ()) as folder:
         (folder / CONFIG).write_text(json.dumps(whole, indent=2) + "\n", "utf-8")
         save_file(tensors, folder / TENSORS, metadata={"format": "pt"})  # which `transformers` asks for
         shutil.copymode(folder / CONFIG, folder / TENSORS)  # the library writes it for its owner alone
         if model.tokenizer is not None:
             model.tokenizer.save(str(folder / model.tokenizer.file))
+            if model.tokenizer.file == "tokenizer.json":
+                settings = _tokenizer_config(model.tokenizer)
+                (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
         for file, text in files.items():
             (folder / file).write_text(text, "utf-8")
     return name

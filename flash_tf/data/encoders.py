@@ -83,6 +83,8 @@ class ClassLabel:
     def __init__(self, classes: int, names: list[str] | None):
         if names is not None and len(names) != classes:
             raise ValueError(f"data.labels must name the {classes} classes of model.classes, got {len(names)} names")
+        if names is not None and len(set(names)) < classes:
+            raise ValueError(f"data.labels must have another name for each class, got {', '.join(names)}")
         self._classes, self._names = classes, names
 
     def identity(self) -> list:

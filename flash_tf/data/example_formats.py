@@ -103,13 +103,19 @@ def parquet(path: str) -> Iterator[Record]:
 
 
 def squad(path: str) -> Iterator[Record]:
-    """The questions of a file as SQuAD's, each with its context and the lists `text` and `answer_start` of answers."""
+    """The questions of a file as SQuAD's, each with its context and the lists `text` and `answer_start` of answers.
+
+    A question without `answers`, as in a test file, has none.
+    """
     try:
         articles = json.loads("".join(_lines(path)))["data"]
         for paragraph in (one for article in articles for one in article["paragraphs"]):
             for question in paragraph["qas"]:
-                answers = {key: [one[key] for one in question["answers"]] for key in ("text", "answer_start")}
-                yield {"context": paragraph["context"], **question, "answers": answers}
+                found = {"context": paragraph["context"], **question}
+                if "answers" in question:
+                    keys = "text", "answer_start"
+                    found["answers"] = {key: [one[key] for one in question["answers"]] for key in keys}
+                yield found
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise ValueError(f"{path} needs the layout of SQuAD's files, got {type(error).__name__}: {error}") from None
 

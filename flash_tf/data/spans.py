@@ -140,8 +140,13 @@ def answer_span(placed: Placed, answers: Any, context: str, words: list[re.Match
 
 
 def _placed_span(placed, answers, context, words):
-    if not {"text", "answer_start"} <= answers.keys() or len(answers["text"]) != len(answers["answer_start"]):
-        raise ValueError(f"{placed[0]}: answers need text and answer_start, lists of one length, got {answers!r}")
+    texts, starts = (answers.get(key) for key in ("text", "answer_start"))
+    lists = all(isinstance(one, list | tuple | np.ndarray) for one in (texts, starts)) and len(texts) == len(starts)
+    if not lists or not all(isinstance(text, str) for text in texts) or not all(map(_is_place, starts)):
+        raise ValueError(
+            f"{placed[0]}: answers need text, a list of strings, and answer_start, as many whole numbers, "
+            f"got {answers!r}"
+        )
     for text, start in zip(answers["text"], answers["answer_start"], strict=True):
         if not text or context[start : start + len(text)] != text:
             raise ValueError(
@@ -153,6 +158,10 @@ def _placed_span(placed, answers, context, words):
     first, last = int(answers["answer_start"][0]), int(answers["answer_start"][0]) + len(answers["text"][0])
     over = [i for i, word in enumerate(words) if word.start() < last and word.end() > first]
     return (over[0], over[-1]) if over else None
+
+
+def _is_place(start):
+    return isinstance(start, int | np.integer) and not isinstance(start, bool)
 
 
 def _named_span(name, words):

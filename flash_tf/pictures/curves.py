@@ -10,16 +10,17 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from flash_tf.pictures import page, style
-from flash_tf.pictures.records import Run, by_task
+from flash_tf.pictures.records import TASKS, Run, by_task
 
 POINTS = 200  # of a curve, each the mean of as many records as that needs
 BANDS = 4  # runs at most whose range is drawn: more would hide each other
 HEAD = ("run", "steps", "last loss", "best validation", "perplexity", "at step", "tokens/s", "hours", "state")
 NOTES = (
-    "Last loss: the loss of the last step. Best validation: the lowest loss on the validation split, in nats per "
-    "token, with its perplexity and step. Tokens/s: the median over steps. Hours: the time of training steps, without "
-    "evaluations and without pauses between two starts of a run. When a step was repeated after a crash, its last "
-    "record counts. State: done, the share of the planned steps, or the step where the loss was no longer a number."
+    "Last loss: the loss of the last step. Best validation: the lowest loss on the validation split, with its step; of "
+    "language models in nats per token, with its perplexity. Tokens/s: the median over steps. Hours: the time of "
+    "training steps, without evaluations and without pauses between two starts of a run. When a step was repeated "
+    "after a crash, its last record counts. State: done, stopped early, the share of the planned steps, or the step "
+    "where the loss was no longer a number."
 )
 LINES = "Lines show training: each point is the mean of neighbouring steps, the shade their range."
 
@@ -234,13 +235,14 @@ def rows(runs: Sequence[Run]) -> list[list[str]]:
 def summary(run: Run) -> dict:
     """A run in figures; None where there is no value yet, or no finite one."""
     best, rates = run.best, run.rate[np.isfinite(run.rate)]
+    of_tokens = run.task.model in (None, *TASKS)  # the loss of a regressor or classifier has no perplexity
     loss = None if best is None else run.evaluations[best]
     return {
         "run": run.label,
         "steps": int(run.steps[-1]),
         "loss": _finite(run.loss[-1]),
         "best_validation_loss": loss,
-        "best_validation_perplexity": None if loss is None else _finite(math.exp(min(loss, 700))),
+        "best_validation_perplexity": _finite(math.exp(min(loss, 700))) if loss is not None and of_tokens else None,
         "best_step": best,
         "tokens_per_second": float(np.median(rates)) if len(rates) else None,
         "hours": None if run.seconds is None else float(run.seconds[-1]) / 3600,

@@ -10,6 +10,8 @@ import numpy as np
 
 from flash_tf import owned_files
 from flash_tf.config import Config
+from flash_tf.data import stored
+from flash_tf.training import run_directory
 
 WRITER = "flash-tf train"
 SPLITS = ("train", "validation")
@@ -18,13 +20,16 @@ SPLITS = ("train", "validation")
 def with_examples(config: Config, model_dir: str, dataset: Mapping[str, Iterable[dict]]) -> Config:
     """The config with a source that reads the examples, which are written to the run as JSON lines.
 
+    A run that has begun keeps its examples.
+
     Args:
       config: The experiment. Its `data.source` is replaced.
       model_dir: The folder of the run, which must be local.
       dataset: "train" and "validation": iterables of dictionaries, or `tf.data.Dataset`s of them.
 
     Raises:
-      ValueError: A split is missing, an example is no dictionary of JSON values, or the folder is in a bucket.
+      ValueError: A split is missing, an example is no dictionary of JSON values, the folder is in a bucket, or it holds
+        a run with other examples.
     """
     if not isinstance(dataset, Mapping) or set(dataset) != set(SPLITS):
         raise ValueError(f"dataset needs the splits {', '.join(SPLITS)}, got {', '.join(map(str, dataset))}")
@@ -32,7 +37,14 @@ def with_examples(config: Config, model_dir: str, dataset: Mapping[str, Iterable
         raise ValueError(f"examples that are handed over need a local run, got {model_dir}")
     folder = os.path.join(os.path.abspath(model_dir), "examples")
     files = {f"{split}.jsonl": _lines(split, dataset[split]) for split in SPLITS}
-    owned_files.write(folder, files, WRITER)
+    if os.path.exists(os.path.join(model_dir, run_directory.CONFIG)):
+        if any(stored.read(os.path.join(folder, name)) != content for name, content in files.items()):
+            raise ValueError(
+                f"{model_dir} holds a run with other examples: use another folder, or `flash-tf train {model_dir}` to "
+                "go on with its own"
+            )
+    else:
+        owned_files.write(folder, files, WRITER)
     source = {"type": "example_files", **{split: f"{folder}/{split}.jsonl" for split in SPLITS}}
     return dataclasses.replace(config, data=dataclasses.replace(config.data, source=source))
 

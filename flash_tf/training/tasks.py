@@ -244,7 +244,10 @@ class Extraction(TaskObjective):
         """Each example with the text of its best span, and how far its logits are above those without an answer."""
         starts = np.flatnonzero(outputs["part"] == 0)
         rows = np.split(outputs["spans"], starts[1:])
-        for one, spans in zip(examples, rows, strict=False):  # fewer rows if the config limits an evaluation
+        for i, (one, spans) in enumerate(zip(examples, rows, strict=False)):  # fewer rows in a limited evaluation
+            last = 0 < i == len(rows) - 1
+            if last and len(spans) < sum(1 for _ in self.encoder.rows([one], labelled=False)):
+                return  # the limit has cut this question
             best, nothing = spans[spans[:, 0].argmax()], spans[:, 1].min()
             score = max(float(best[0]), NEVER) - float(nothing)
             yield one, self._text(one, int(best[2]), int(best[3])) if np.isfinite(best[0]) else "", score

@@ -76,6 +76,18 @@ def test_a_tile_is_all_that_changes_in_the_text(tmp_path, mixer, after):
     assert all(one["block_size"] == 64 for one in loaded if one["type"] == "linear_attention")
 
 
+def test_a_tile_leaves_a_link_its_file_the_mode_and_the_ends_of_lines(tmp_path):
+    path, link = written(tmp_path, LINEAR), tmp_path / "link.yaml"
+    text = Path(path).read_text().replace("\n", "\r\n")
+    Path(path).write_text(text, newline="")
+    Path(path).chmod(0o600)
+    link.symlink_to(path)
+    tuning.write(str(link), 64)
+    assert link.is_symlink() and Path(path).stat().st_mode & 0o777 == 0o600
+    content = Path(path).read_bytes()
+    assert b"block_size: 64" in content and content.count(b"\r\n") == content.count(b"\n") == text.count("\r\n")
+
+
 @pytest.mark.parametrize("own", ["width: 32", "width: 32, mixer: {block_size: 4}"])
 def test_a_tile_goes_into_a_config_that_has_its_mixer_from_a_base(tmp_path, own):
     base, path = written(tmp_path, LINEAR), tmp_path / "wide.yaml"

@@ -10,6 +10,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import flash_tf as ft
 from flash_tf.cli import main
+from flash_tf.converting.convert import from_public, save_public
+from flash_tf.data import tokenizers
 from tests.converting.test_bad_input import changed
 
 RUN = Path(__file__).parents[1] / "old_files" / "run"
@@ -32,6 +34,19 @@ def test_a_tokenizer_that_is_read_here_comes_along_both_ways(tmp_path):
     assert ft.load(tmp_path / "preset").tokenize(["w3 w0"])[0].tolist() == [8, 5]
     for folder in ("preset", "back"):
         assert json.loads((tmp_path / folder / "tokenizer.json").read_text())["model"]["vocab"]["w3"] == 8
+    said = json.loads((tmp_path / "back/tokenizer_config.json").read_text())
+    special = {"bos": "</s>", "eos": "</s>", "pad": "<pad>", "unk": "<unk>", "mask": "<mask>"}
+    assert said["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert {name: said[f"{name}_token"] for name in special} == special
+
+
+def test_a_model_of_ours_says_its_special_ids_to_the_public_library(tmp_path):
+    model = from_public(str(changed(tmp_path)))
+    with_words(tmp_path, 61)
+    model.tokenizer = tokenizers.load(str(tmp_path / "tokenizer.json"), 61)
+    save_public(model, str(tmp_path / "out"), {}, {})
+    said = json.loads((tmp_path / "out/config.json").read_text())
+    assert [said[f"{name}_token_id"] for name in ("bos", "eos", "pad")] == [2, 2, 0]
 
 
 def test_a_tokenizer_with_ids_outside_the_vocabulary_stays_behind_with_a_line(tmp_path, capfd):

@@ -11,6 +11,7 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 
 from flash_tf import config
+from flash_tf.data.example_formats import FORMATS
 from flash_tf.data.sources import SOURCES
 from flash_tf.data.sources.example_files import ExampleFiles
 from flash_tf.data.sources.tfds import Tfds
@@ -152,3 +153,29 @@ def test_examples_that_are_handed_over_are_kept_in_the_run(tmp_path):
     for said, dataset in refused.items():
         with pytest.raises(ValueError, match=said):
             with_examples(experiment, str(tmp_path), dataset)
+
+
+def test_a_run_that_has_begun_keeps_its_examples(tmp_path):
+    experiment, rows = config.load("film_reviews/flash"), [{"text": "a", "label": 0}, {"text": "b", "label": 1}]
+    given = {"train": rows, "validation": rows[:1]}
+    with_examples(experiment, str(tmp_path), {"train": rows[:1], "validation": rows})  # a start that failed
+    with_examples(experiment, str(tmp_path), given)
+    (tmp_path / "config.yaml").touch()  # the run has begun
+    source = SOURCES.build(with_examples(experiment, str(tmp_path), given).data.source)
+    swapped = {"train": [{**one, "label": 1 - one["label"]} for one in rows], "validation": rows[:1]}
+    for other in ({"train": iter(()), "validation": iter(())}, swapped):
+        with pytest.raises(ValueError, match="holds a run with other examples"):
+            with_examples(experiment, str(tmp_path), other)
+    assert read(source) == rows and read(source, "validation") == rows[:1]
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/config.yaml").touch()
+    with pytest.raises(ValueError, match="holds a run with other examples"):
+        with_examples(experiment, str(tmp_path / "other"), given)
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["config.yaml"]
+
+
+def test_a_test_file_of_questions_needs_no_answers(tmp_path):
+    question = {"id": "1", "question": "who"}
+    article = {"paragraphs": [{"context": "they", "qas": [question]}]}
+    (tmp_path / "test.json").write_text(json.dumps({"data": [article]}))
+    assert list(FORMATS[".json"](str(tmp_path / "test.json"))) == [{"context": "they", **question}]

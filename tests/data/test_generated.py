@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flash_tf.data.generated import FIRST, NONE, SHARD_EXAMPLES, Draws
-from flash_tf.data.sources import SOURCES
+from flash_tf.data.sources import SOURCES, list_ops
 from flash_tf.data.tokenizers import word_level
 
 pytestmark = pytest.mark.one_backend
@@ -167,3 +167,10 @@ def test_ids_leave_room_for_the_special_ones():
 def test_options_without_an_example_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         SOURCES.build(options)
+
+
+def test_expressions_that_are_hardly_ever_long_enough_end_in_one_line(monkeypatch):
+    monkeypatch.setattr(list_ops, "DRAWN", 100)
+    source = SOURCES.build({"type": "list_ops", "depth": 4, "train": 1, "validation": 1})
+    with pytest.raises(ValueError, match="no expression of more than 500 and less than 2000 words among 100: lower"):
+        list(source.examples("train", source.shards("train")[0]))

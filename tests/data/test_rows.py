@@ -110,7 +110,10 @@ def test_names_are_found_without_regard_to_case_punctuation_and_articles_or_leav
             {"text": ["cc"], "answer_start": [5]},
             "answer_start 5 must be the place of 'cc' in the context, which has ' c'",
         ),
-        ({"text": ["cc"]}, "answers need text and answer_start, lists of one length"),
+        ({"text": ["cc"]}, "answers need text, a list of strings, and answer_start, as many whole numbers"),
+        ({"text": ["cc"], "answer_start": ["6"]}, ".*as many whole numbers"),
+        ({"text": ["cc"], "answer_start": [6.0]}, ".*as many whole numbers"),
+        ({"text": "cc", "answer_start": 6}, ".*as many whole numbers"),
         ("cc", "answers must be a record with text and answer_start, or a list of strings, got 'cc'"),
     ],
 )

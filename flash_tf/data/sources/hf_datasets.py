@@ -65,7 +65,7 @@ class HfDatasets:
             raise ImportError("source 'hf_datasets' needs the package datasets: pip install datasets") from None
         try:
             found = datasets.load_from_disk(self.path)
-        except FileNotFoundError as error:
+        except (OSError, ValueError) as error:  # it is not there, or damaged
             raise ValueError(f"source 'hf_datasets' needs a folder of save_to_disk, got {self.path}: {error}") from None
         if not isinstance(found, dict):
             raise ValueError(f"source 'hf_datasets' needs a DatasetDict with splits, got {self.path} with one split")

@@ -10,6 +10,7 @@ from flash_tf.data.generated import Draws, Generated
 from flash_tf.data.list_ops_words import END, OPERATORS
 from flash_tf.data.sources import SOURCES
 
+DRAWN = 10_000  # trees for one expression at most
 OPERATES = 0.25  # the probability that a node is an operator
 BLOCK = 4096  # numbers drawn at a time
 
@@ -61,11 +62,19 @@ class ListOps(Generated):
     def records(self, draws: Draws, count: int) -> Iterator[dict[str, Any]]:
         numbers = _numbers(draws)
         for _ in range(count):
-            words, value = [], 0
-            while not self.min_length < len(words) < self.max_length:
-                words = []
-                value = self._tree(numbers, 1, words)
-            yield list_ops_words.example(words, value)
+            yield list_ops_words.example(*self._expression(numbers))
+
+    def _expression(self, numbers):
+        """The words of a tree with a length between the limits, and its value."""
+        for _ in range(DRAWN):
+            words = []
+            value = self._tree(numbers, 1, words)
+            if self.min_length < len(words) < self.max_length:
+                return words, value
+        raise ValueError(
+            f"list_ops found no expression of more than {self.min_length} and less than {self.max_length} words among "
+            f"{DRAWN:,}: lower min_length, or raise depth or arguments"
+        )
 
     def _tree(self, numbers, level, words):
         """Appends the words of a tree, and returns its value. A tree that has become too long ends early."""
