@@ -37,7 +37,7 @@ def with_examples(config: Config, model_dir: str, dataset: Mapping[str, Iterable
         raise ValueError(f"examples that are handed over need a local run, got {model_dir}")
     folder = os.path.join(os.path.abspath(model_dir), "examples")
     files = {f"{split}.jsonl": _lines(split, dataset[split]) for split in SPLITS}
-    if os.path.exists(os.path.join(model_dir, run_directory.CONFIG)):
+    if run_directory.has_steps(model_dir):
         if any(stored.read(os.path.join(folder, name)) != content for name, content in files.items()):
             raise ValueError(
                 f"{model_dir} holds a run with other examples: use another folder, or `flash-tf train {model_dir}` to "

@@ -100,7 +100,7 @@ def begun(model_dir: str, config: configs.Config, tokenizer: str) -> Iterator[No
     try:
         yield
     except Exception:
-        if not _trained(model_dir):
+        if not has_steps(model_dir):
             _write(f"{model_dir}/{RUN}", "{}\n")
         raise
 
@@ -110,11 +110,11 @@ def _run(model_dir):
     if (text := stored.read(path := f"{model_dir}/{RUN}")) is not None:
         try:
             run = json.loads(text)
-            before = run == {} and not _trained(model_dir)  # its first step
+            before = run == {} and not has_steps(model_dir)  # its first step
             return {} if before else {**run, "config": _resolved(run["config"], path)}
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(f"{path} is damaged: it is not the fingerprint of a run ({error})") from error
-    if _trained(model_dir):  # by a version that wrote no fingerprint
+    if has_steps(model_dir):  # by a version that wrote no fingerprint
         if not epath.Path(f"{model_dir}/{CONFIG}").exists():
             raise ValueError(f"{model_dir} has checkpoints or records but no {CONFIG}: use another --model-dir")
         return {"config": configs.to_mapping(load_config(model_dir))}
@@ -129,7 +129,7 @@ def _resolved(values, where):
     return configs.to_mapping(configs.from_mapping(configs.Config, values, where=where))
 
 
-def _trained(model_dir):
+def has_steps(model_dir: str) -> bool:
     """Whether a directory holds steps of a run."""
     return bool(stored.names(f"{model_dir}/checkpoints")) or epath.Path(f"{model_dir}/{METRICS}").exists()
 
@@ -152,11 +152,13 @@ def _compare(model_dir, run, now, extends=False):
     if changed:
         key, old, new = changed[0]
         longer = key == "train.steps" and new > old
-        instead = " --extend STEPS` to train it longer" if longer else "` to continue it"
+        command = f"`flash-tf train {model_dir}"
+        instead = f"{command} --extend STEPS` to train it longer" if longer else f"{command}` to continue it"
+        instead = "its files as they were" if key.startswith(("text", "checksums")) else instead
         raise ValueError(
             f"{model_dir} holds a run with {key} = {_short(old)}, this one has {_short(new)}"
             f"{f' (and {len(changed) - 1} more options differ)' if len(changed) > 1 else ''}; "
-            f"use another --model-dir, or `flash-tf train {model_dir}{instead}"
+            f"use another --model-dir, or {instead}"
         )
 
 

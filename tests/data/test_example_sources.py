@@ -160,7 +160,7 @@ def test_a_run_that_has_begun_keeps_its_examples(tmp_path):
     given = {"train": rows, "validation": rows[:1]}
     with_examples(experiment, str(tmp_path), {"train": rows[:1], "validation": rows})  # a start that failed
     with_examples(experiment, str(tmp_path), given)
-    (tmp_path / "config.yaml").touch()  # the run has begun
+    (tmp_path / "metrics.jsonl").touch()  # the run has begun
     source = SOURCES.build(with_examples(experiment, str(tmp_path), given).data.source)
     swapped = {"train": [{**one, "label": 1 - one["label"]} for one in rows], "validation": rows[:1]}
     for other in ({"train": iter(()), "validation": iter(())}, swapped):
@@ -168,10 +168,10 @@ def test_a_run_that_has_begun_keeps_its_examples(tmp_path):
             with_examples(experiment, str(tmp_path), other)
     assert read(source) == rows and read(source, "validation") == rows[:1]
     (tmp_path / "other").mkdir()
-    (tmp_path / "other/config.yaml").touch()
+    (tmp_path / "other/metrics.jsonl").touch()
     with pytest.raises(ValueError, match="holds a run with other examples"):
         with_examples(experiment, str(tmp_path / "other"), given)
-    assert [path.name for path in (tmp_path / "other").iterdir()] == ["config.yaml"]
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["metrics.jsonl"]
 
 
 def test_a_test_file_of_questions_needs_no_answers(tmp_path):

@@ -239,6 +239,10 @@ def test_questions_over_long_texts_are_trained_scored_and_answered_with_words_of
     run_directory.claim(run, config.load(path, same))
     with pytest.raises(ValueError, match="holds a run with model.no_answer = None, this one has False"):
         run_directory.claim(run, config.load(path, [*same[1:], "model.no_answer=false"]))
+    lines = Path(files["validation"]).read_bytes().splitlines(keepends=True)
+    Path(files["validation"]).write_bytes(b"".join(lines[::-1]))  # of the same size
+    with pytest.raises(ValueError, match="holds a run with checksums.validation = "):
+        run_directory.claim(run, config.load(path, same))
 
 
 @pytest.mark.full
