@@ -12,9 +12,10 @@ from kernels_xla.common.spec import Tensor
 from kernels_xla.mamba.selective_scan import around
 
 KERNELS = ["scan_ends", "scan", "scan_starts", "scan_states", "scan_gradient"]
-PROGRAMS = 1536  # rows are parted until so many run together: 15.0 ms on an H200 where 384 programs take 17.2
-FEWEST = 192  # programs of what was timed
-SHORTEST = 128  # tokens of a part
+FEWEST = 192  # programs of what was timed; rows are parted for so many, each part of SHORTEST tokens or more
+SHORTEST = 128
+PROGRAMS = 1536  # and on for so many, each part of LONG tokens: 15.0 ms on an H200 where 384 programs take 17.2
+LONG = 2048
 LOCAL = 16  # parts that pass their states one after another
 
 
@@ -66,8 +67,9 @@ def sizes(shape: tuple, states: int, dtype) -> Scan:
     """The sizes of the kernels for x of that `shape` `[b, n, e]`, and so many `states` of a channel."""
     b, n, e = shape
     m = Scan(rows=b, parts=1, n=n, e=e, s=states, dtype=keras.backend.standardize_dtype(dtype))
-    while m.programs < PROGRAMS and n >= 2 * m.parts * SHORTEST:
-        m = dataclasses.replace(m, parts=2 * m.parts)
+    for least, shortest in ((FEWEST, SHORTEST), (PROGRAMS, LONG)):
+        while m.programs < least and n >= 2 * m.parts * shortest:
+            m = dataclasses.replace(m, parts=2 * m.parts)
     return dataclasses.replace(m, n=-(-n // (m.parts * m.STEP)) * m.STEP)
 
 

@@ -146,13 +146,11 @@ def _described(model):
     return {**{name: value for name, value in stack.items() if name not in UNSEEN}, **inner}
 
 
-def _tokenizer_config(tokenizer):
+def _tokenizer_config(tokenizer, config):
     """What `transformers` reads beside tokenizer.json: its class, and the special pieces that the file has."""
-    ids = {
-        "bos": tokenizer.eos_id,
-        **{name: getattr(tokenizer, f"{name}_id") for name in ("eos", "pad", "unk", "mask")},
-    }
-    there = {name: id for name, id in ids.items() if id is not None and id < tokenizer.file_pieces}
+    ids = {name: getattr(tokenizer, f"{name}_id") for name in ("pad", "unk", "mask")}
+    ids |= {name: config[f"{name}_token_id"] for name in ("bos", "eos")}
+    there = {name: id for name, id in ids.items() if isinstance(id, int) and 0 <= id < tokenizer.file_pieces}
     named = {f"{name}_token": tokenizer.piece(id) for name, id in there.items()}
     return {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **named}
 
@@ -185,7 +183,7 @@ def save_public(model: LanguageModel, out: str, kept: Mapping[str, Any], files: 
         if model.tokenizer is not None:
             model.tokenizer.save(str(folder / model.tokenizer.file))
             if model.tokenizer.file == "tokenizer.json":
-                settings = _tokenizer_config(model.tokenizer)
+                settings = _tokenizer_config(model.tokenizer, whole)
                 (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
         for file, text in files.items():
             (folder / file).write_text(text, "utf-8")

@@ -84,7 +84,7 @@ class ClassLabel:
         if names is not None and len(names) != classes:
             raise ValueError(f"data.labels must name the {classes} classes of model.classes, got {len(names)} names")
         if names is not None and len(set(names)) < classes:
-            raise ValueError(f"data.labels must have another name for each class, got {', '.join(names)}")
+            raise ValueError(f"data.labels must have a different name for each class, got {', '.join(names)}")
         self._classes, self._names = classes, names
 
     def identity(self) -> list:

@@ -1,5 +1,6 @@
 """Files of labelled examples: which there are, and the records in them."""
 
+import functools
 import glob
 import itertools
 import json
@@ -46,14 +47,18 @@ def with_sizes(paths: list[str]) -> list:
 
 def checksums(paths: list[str]) -> list[int]:
     """CRC-32 of each file: a label that is corrected does not change the size."""
-    found = []
-    for path in paths:
-        with open(path, "rb") as file:
-            total = 0
-            while block := file.read(2**24):
-                total = zlib.crc32(block, total)
-        found.append(total)
-    return found
+    stats = ((path, os.stat(path)) for path in paths)
+    return [_checksum(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
+
+
+@functools.cache  # a start asks more than once
+def _checksum(path, size, changed):
+    del size, changed
+    total = 0
+    with open(path, "rb") as file:
+        while block := file.read(2**24):
+            total = zlib.crc32(block, total)
+    return total
 
 
 def format_of(path: str) -> Callable[[str], Iterator[Record]]:

@@ -17,6 +17,8 @@ def token_positions(x: Tensor, segment_ids: Tensor | None = None, positions: Ten
     Raises:
       ValueError: `positions` have another shape, as far as that is known.
     """
+    if positions is not None and getattr(getattr(positions, "shape", None), "rank", 0) is None:
+        return positions  # inside a function of TensorFlow nothing may be known
     if positions is not None:
         (b, n), got = tuple(x.shape[:2]), tuple(np.shape(positions))
         alike = lambda size, other: size == other or None in (size, other)  # noqa: E731

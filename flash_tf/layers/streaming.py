@@ -54,7 +54,9 @@ def kept_dtype(mixer: keras.layers.Layer, dtype: str | None) -> str:
     found = own if dtype is None else keras.backend.standardize_dtype(dtype)
     if BYTES.get(found, 9) > BYTES.get(own, 8):
         name = type(mixer).__name__
-        raise ValueError(f"{name} computes in {own}: its state needs that dtype or a narrower one, got {found}")
+        raise ValueError(
+            f"{name} computes in {own}: its state needs that or a narrower one of {', '.join(BYTES)}, got {found}"
+        )
     return found
 
 

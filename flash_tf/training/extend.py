@@ -1,5 +1,6 @@
 """More steps for a run than it was planned with."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 
@@ -7,7 +8,7 @@ import numpy as np
 
 from flash_tf.config import Config
 from flash_tf.training import schedule
-from flash_tf.training.checkpoints import Checkpoints
+from flash_tf.training.checkpoints import Checkpoints, DamagedCheckpoint
 
 
 def extended(config: Config, model_dir: str, steps: int, constant: bool, report: Callable[[str], None]) -> Config:
@@ -32,7 +33,7 @@ def extended(config: Config, model_dir: str, steps: int, constant: bool, report:
     checkpoints = Checkpoints(f"{model_dir}/checkpoints")
     if not (saved := checkpoints.steps()):
         raise ValueError(f"{model_dir} has no checkpoint to go on from: set train.steps in its config")
-    patience, waited = config.evaluation.patience, checkpoints.notes(saved[-1]).get("waited", 0)
+    patience, waited = config.evaluation.patience, _waited(checkpoints, saved)
     if patience is not None and waited >= patience:
         raise ValueError(
             f"{model_dir} stopped early, after {waited} evaluations without a better {config.evaluation.metric}: "
@@ -46,6 +47,14 @@ def extended(config: Config, model_dir: str, steps: int, constant: bool, report:
         last, following = _rate(config, saved[-1] - 1), _rate(longer, saved[-1])
         report(f"{steps:,} steps instead of {planned:,}; the learning rate is {following:.2e}, after {last:.2e}")
     return longer
+
+
+def _waited(checkpoints, saved):
+    """Evaluations since the best one, by the newest checkpoint whose notes can be read."""
+    for step in reversed(saved):
+        with contextlib.suppress(DamagedCheckpoint):
+            return checkpoints.notes(step).get("waited", 0)
+    return 0
 
 
 def _rate(config, done):

@@ -37,16 +37,20 @@ def with_examples(config: Config, model_dir: str, dataset: Mapping[str, Iterable
         raise ValueError(f"examples that are handed over need a local run, got {model_dir}")
     folder = os.path.join(os.path.abspath(model_dir), "examples")
     files = {f"{split}.jsonl": _lines(split, dataset[split]) for split in SPLITS}
-    if run_directory.has_steps(model_dir):
-        if any(stored.read(os.path.join(folder, name)) != content for name, content in files.items()):
+    if run_directory.recorded(model_dir):
+        if any(_parsed(stored.read(os.path.join(folder, name))) != _parsed(new) for name, new in files.items()):
             raise ValueError(
-                f"{model_dir} holds a run with other examples: use another folder, or `flash-tf train {model_dir}` to "
-                "go on with its own"
+                f"{model_dir} holds a run with other examples, or in another order: use another folder, or "
+                f"`flash-tf train {model_dir}` to go on with its own"
             )
     else:
         owned_files.write(folder, files, WRITER)
     source = {"type": "example_files", **{split: f"{folder}/{split}.jsonl" for split in SPLITS}}
     return dataclasses.replace(config, data=dataclasses.replace(config.data, source=source))
+
+
+def _parsed(content):
+    return [json.loads(line) for line in (content or b"").splitlines()]
 
 
 def _lines(split, examples):

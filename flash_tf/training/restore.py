@@ -67,7 +67,9 @@ def restore(
     check_tokenizer(tokenizer, notes, model_dir)
     cache = config.data.cache
     if "average_of" in notes and cache is not None and not epath.Path(cache).is_dir():  # its run has been moved
-        config = dataclasses.replace(config, data=dataclasses.replace(config.data, cache=None))
+        beside = epath.Path(model_dir).resolve().parent / "tokens"
+        cache = str(beside) if beside.is_dir() else None
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, cache=cache))
     return Trained(config=config, model=model, tokenizer=tokenizer, step=notes["step"])
 
 

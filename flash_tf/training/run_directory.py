@@ -65,7 +65,7 @@ def claim(model_dir: str, config: configs.Config, extends: bool = False) -> None
     Raises:
       ValueError: The directory holds something else. The message names an option or a file. Nothing was changed.
     """
-    run = _run(model_dir)
+    run = recorded(model_dir)
     if run:
         _compare(model_dir, run, _fingerprint(config), extends)
     checkpoints = f"{model_dir}/checkpoints"
@@ -93,28 +93,28 @@ def begun(model_dir: str, config: configs.Config, tokenizer: str) -> Iterator[No
     Raises:
       ValueError: The tokenizer is another than the run's.
     """
-    _compare(model_dir, _run(model_dir), {"tokenizer": tokenizer})
+    _compare(model_dir, recorded(model_dir), {"tokenizer": tokenizer})
     _write(f"{model_dir}/{RUN}", json.dumps({**_fingerprint(config), "tokenizer": tokenizer}, indent=2) + "\n")
     _write(f"{model_dir}/{CONFIG}", configs.dump(config))
     _write(f"{model_dir}/{VERSIONS}", json.dumps(versions(), indent=2) + "\n")
     try:
         yield
     except Exception:
-        if not has_steps(model_dir):
+        if not _trained(model_dir):
             _write(f"{model_dir}/{RUN}", "{}\n")
         raise
 
 
-def _run(model_dir):
+def recorded(model_dir: str) -> dict:
     """The fingerprint of the run in a directory; empty if it has not begun."""
     if (text := stored.read(path := f"{model_dir}/{RUN}")) is not None:
         try:
             run = json.loads(text)
-            before = run == {} and not has_steps(model_dir)  # its first step
+            before = run == {} and not _trained(model_dir)  # its first step
             return {} if before else {**run, "config": _resolved(run["config"], path)}
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(f"{path} is damaged: it is not the fingerprint of a run ({error})") from error
-    if has_steps(model_dir):  # by a version that wrote no fingerprint
+    if _trained(model_dir):  # by a version that wrote no fingerprint
         if not epath.Path(f"{model_dir}/{CONFIG}").exists():
             raise ValueError(f"{model_dir} has checkpoints or records but no {CONFIG}: use another --model-dir")
         return {"config": configs.to_mapping(load_config(model_dir))}
@@ -129,7 +129,7 @@ def _resolved(values, where):
     return configs.to_mapping(configs.from_mapping(configs.Config, values, where=where))
 
 
-def has_steps(model_dir: str) -> bool:
+def _trained(model_dir):
     """Whether a directory holds steps of a run."""
     return bool(stored.names(f"{model_dir}/checkpoints")) or epath.Path(f"{model_dir}/{METRICS}").exists()
 
@@ -139,7 +139,10 @@ def _fingerprint(config):
     source = SOURCES.build(config.data.source)
     found = {"config": configs.to_mapping(config), "text": json.loads(json.dumps(source.identity()))}
     if hasattr(source, "checksums"):  # a label that is edited changes no size
-        found["checksums"] = {split: source.checksums(split) for split in ("train", "validation")}
+        found["checksums"] = {
+            split: dict(zip(source.shards(split), source.checksums(split), strict=True))
+            for split in ("train", "validation")
+        }
     return found
 
 
@@ -154,7 +157,7 @@ def _compare(model_dir, run, now, extends=False):
         longer = key == "train.steps" and new > old
         command = f"`flash-tf train {model_dir}"
         instead = f"{command} --extend STEPS` to train it longer" if longer else f"{command}` to continue it"
-        instead = "its files as they were" if key.startswith(("text", "checksums")) else instead
+        instead = "put its files back as they were" if key.startswith(("text", "checksums")) else instead
         raise ValueError(
             f"{model_dir} holds a run with {key} = {_short(old)}, this one has {_short(new)}"
             f"{f' (and {len(changed) - 1} more options differ)' if len(changed) > 1 else ''}; "

@@ -30,7 +30,8 @@ def fold(x: Tensor, chunk: int) -> Tensor:
     tail = (chunk - shape[1] % chunk) % chunk  # not -n % c, whose sign converters to ONNX get wrong
     if not (isinstance(tail, int) and tail == 0):
         x = ops.pad(x, [[0, 0], [0, tail], *[[0, 0]] * (len(shape) - 2)])
-    return ops.reshape(x, (shape[0], (shape[1] + tail) // chunk, chunk, *shape[2:]))  # not -1, which JAX cannot tell if b is 0
+    chunks = (shape[1] + tail) // chunk  # not -1, which JAX cannot tell if b is 0
+    return ops.reshape(x, (shape[0], chunks, chunk, *shape[2:]))
 
 
 def unfold(x: Tensor, n: int | Tensor) -> Tensor:

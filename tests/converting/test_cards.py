@@ -35,7 +35,7 @@ def test_a_tokenizer_that_is_read_here_comes_along_both_ways(tmp_path):
     for folder in ("preset", "back"):
         assert json.loads((tmp_path / folder / "tokenizer.json").read_text())["model"]["vocab"]["w3"] == 8
     said = json.loads((tmp_path / "back/tokenizer_config.json").read_text())
-    special = {"bos": "</s>", "eos": "</s>", "pad": "<pad>", "unk": "<unk>", "mask": "<mask>"}
+    special = {"bos": "<unk>", "eos": "</s>", "pad": "<pad>", "unk": "<unk>", "mask": "<mask>"}  # bos is 1, as it was
     assert said["tokenizer_class"] == "PreTrainedTokenizerFast"
     assert {name: said[f"{name}_token"] for name in special} == special
 

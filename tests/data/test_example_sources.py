@@ -1,6 +1,7 @@
 """Sources of labelled examples: files of every format, TFDS, `datasets` on a disk, and examples handed over."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from flash_tf.data.example_formats import FORMATS
 from flash_tf.data.sources import SOURCES
 from flash_tf.data.sources.example_files import ExampleFiles
 from flash_tf.data.sources.tfds import Tfds
+from flash_tf.training import run_directory
 from flash_tf.training.given import with_examples
 
 SQUAD = {
@@ -159,19 +161,18 @@ def test_a_run_that_has_begun_keeps_its_examples(tmp_path):
     experiment, rows = config.load("film_reviews/flash"), [{"text": "a", "label": 0}, {"text": "b", "label": 1}]
     given = {"train": rows, "validation": rows[:1]}
     with_examples(experiment, str(tmp_path), {"train": rows[:1], "validation": rows})  # a start that failed
-    with_examples(experiment, str(tmp_path), given)
-    (tmp_path / "metrics.jsonl").touch()  # the run has begun
+    with run_directory.begun(str(tmp_path), with_examples(experiment, str(tmp_path), given), "a tokenizer"):
+        pass  # it is killed before its first step
     source = SOURCES.build(with_examples(experiment, str(tmp_path), given).data.source)
     swapped = {"train": [{**one, "label": 1 - one["label"]} for one in rows], "validation": rows[:1]}
     for other in ({"train": iter(()), "validation": iter(())}, swapped):
         with pytest.raises(ValueError, match="holds a run with other examples"):
             with_examples(experiment, str(tmp_path), other)
     assert read(source) == rows and read(source, "validation") == rows[:1]
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other/metrics.jsonl").touch()
+    shutil.copytree(tmp_path, tmp_path / "other", ignore=shutil.ignore_patterns("examples"))
     with pytest.raises(ValueError, match="holds a run with other examples"):
         with_examples(experiment, str(tmp_path / "other"), given)
-    assert [path.name for path in (tmp_path / "other").iterdir()] == ["metrics.jsonl"]
+    assert not (tmp_path / "other/examples").exists()
 
 
 def test_a_test_file_of_questions_needs_no_answers(tmp_path):

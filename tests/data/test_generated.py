@@ -172,5 +172,5 @@ def test_options_without_an_example_are_refused(options, message):
 def test_expressions_that_are_hardly_ever_long_enough_end_in_one_line(monkeypatch):
     monkeypatch.setattr(list_ops, "DRAWN", 100)
     source = SOURCES.build({"type": "list_ops", "depth": 4, "train": 1, "validation": 1})
-    with pytest.raises(ValueError, match="no expression of more than 500 and less than 2000 words among 100: lower"):
+    with pytest.raises(ValueError, match="no expression of more than 500 and fewer than 2000 words among 100: set"):
         list(source.examples("train", source.shards("train")[0]))

@@ -316,8 +316,11 @@ def test_the_average_of_the_last_checkpoints_is_a_model_directory_that_can_be_re
     assert average(model_dir, 1, out, pytest.fail) == [8]  # over the older one: evaluation left nothing in it
     moved = copy.rename(copy.with_name("moved"))
     assert loop.evaluate(str(moved / "average"), runs.Lines())["step"] == 8
-    assert not copy.exists() and (moved / "average/tokens").is_dir()
-    out = str(moved.rename(copy) / "average")
+    assert not copy.exists() and average(str(moved), 1, str(moved / "average"), pytest.fail) == [8]
+    alone = moved.rename(copy) / "average"
+    shutil.copytree(alone, copy.with_name("alone"))
+    shutil.rmtree(copy / "tokens")
+    assert loop.evaluate(str(copy.with_name("alone")), runs.Lines())["step"] == 8 and not (copy / "tokens").exists()
     with pytest.raises(
         ValueError, match="holds weights and no optimizer's state: start a new run from it with init_from"
     ):

@@ -10,7 +10,7 @@ from flash_tf.data.generated import Draws, Generated
 from flash_tf.data.list_ops_words import END, OPERATORS
 from flash_tf.data.sources import SOURCES
 
-DRAWN = 10_000  # trees for one expression at most
+DRAWN = 200_000  # trees for one expression at most: seconds
 OPERATES = 0.25  # the probability that a node is an operator
 BLOCK = 4096  # numbers drawn at a time
 
@@ -72,8 +72,8 @@ class ListOps(Generated):
             if self.min_length < len(words) < self.max_length:
                 return words, value
         raise ValueError(
-            f"list_ops found no expression of more than {self.min_length} and less than {self.max_length} words among "
-            f"{DRAWN:,}: lower min_length, or raise depth or arguments"
+            f"list_ops found no expression of more than {self.min_length} and fewer than {self.max_length} words among "
+            f"{DRAWN:,}: set another min_length, max_length, depth or arguments"
         )
 
     def _tree(self, numbers, level, words):
