@@ -163,6 +163,7 @@ def test_a_mask_of_another_shape_than_the_text_is_one_clear_error(name, shape):
         ResidualBlock(GLU())(np.ones((B, LENGTH, D), "float32"), **{name: np.ones(shape, "int32")})
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("shape", [(LENGTH,), (1, LENGTH + 1), (B + 1, LENGTH), (1, B, LENGTH)])
 @pytest.mark.parametrize("kind", ["self_attention", "flash", "gau", "linear_attention"])
 def test_positions_of_another_shape_than_the_text_are_one_clear_error(kind, shape):

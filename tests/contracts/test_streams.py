@@ -190,6 +190,7 @@ GATED_SOFTMAX = [  # whose caches are read in their own dtype
 ]
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(arguments, [*tiers.of_kinds(plain, "flash", "gau", "gla"), *GATED_SOFTMAX])
 def test_a_state_may_keep_tokens_in_a_narrower_dtype_than_the_layer_computes_in(cls, options):
     layer, x = built(cls, options), normal(B, 6, D)
@@ -205,6 +206,7 @@ def test_a_state_may_keep_tokens_in_a_narrower_dtype_than_the_layer_computes_in(
         layer.initial_state(B, capacity, "float64")
 
 
+@pytest.mark.one_backend
 @some_plain
 def test_a_stream_takes_tokens_of_another_dtype_as_a_call_does(cls, options):
     layer = built(cls, options, "float64")
@@ -213,6 +215,7 @@ def test_a_stream_takes_tokens_of_another_dtype_as_a_call_does(cls, options):
     assert relative_error(to_numpy(got), to_numpy(layer(x))) < FLOAT32
 
 
+@pytest.mark.one_backend
 @each_plain
 def test_a_state_of_other_rows_is_one_clear_error(cls, options):
     layer, x = built(cls, options), ops.convert_to_tensor(normal(B, 2, D))
