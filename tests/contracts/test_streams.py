@@ -36,7 +36,7 @@ each_stream = pytest.mark.parametrize(arguments, STREAMS)
 each_other = pytest.mark.parametrize(arguments, [c for c in thinned(MIXERS) if c.values[0](**c.values[1]).obstacle])
 plain = [c for c in cases(MIXERS, changed=False) if not c.values[0](**c.values[1]).obstacle]
 each_plain = pytest.mark.parametrize(arguments, plain)
-some_plain = pytest.mark.parametrize(arguments, tiers.of_kinds(plain, "flash", "gau", "gla", "mamba", "retention"))
+some_plain = pytest.mark.parametrize(arguments, tiers.of_kinds(plain, "flash", "gau", "gla", "mamba"))
 DECODERS = [kind for kind in MIXERS.names() if not never_causal(MIXERS.get(kind))]
 KEPT = ("flash", "gau")  # a state of a constant size, and one that grows
 each_mixer = pytest.mark.parametrize("kind", DECODERS)
@@ -207,7 +207,7 @@ def test_a_state_may_keep_tokens_in_a_narrower_dtype_than_the_layer_computes_in(
 
 
 @pytest.mark.one_backend
-@some_plain
+@pytest.mark.parametrize(arguments, tiers.of_kinds(plain, "flash", "retention"))
 def test_a_stream_takes_tokens_of_another_dtype_as_a_call_does(cls, options):
     layer = built(cls, options, "float64")
     x = ops.convert_to_tensor(normal(B, 3, D), "float32")
