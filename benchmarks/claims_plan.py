@@ -73,13 +73,12 @@ def planned(claim: str) -> list[Case]:
 
     The rate is the first of the plan. If there are several, the caller replaces it.
     """
-    plan, longest = CLAIMS[claim], CLAIMS[claim].get("longest", {})
+    plan = CLAIMS[claim]
     cases = [
         case
         for task in plan["tasks"]
         for length in plan["lengths"]
         for case in _cases(claim, task, length, plan["tokens"], plan["rates"][0])
-        if length <= longest.get(case.system, length)
     ]
     repeat = plan.get("repeat", {"seeds": [], "systems": []})
     lengths = repeat.get("lengths", plan["lengths"])
