@@ -88,7 +88,8 @@ def test_every_training_has_a_model_of_its_size(name):
     parameters = in_parallel.described(run)["parameters"]
     if (size := CLAIMS[claim]["size"]) != "half":
         free = 12_300_000 if name.endswith("untied_head") else 0  # a second matrix
-        assert 0.97 < (parameters - free) / (int(size.removesuffix("m")) * 1e6) < 1.24  # without a gate 1.23
+        # GPT-2's feed-forward layer is narrow, as in its config: 0.957. Without a gate, 1.23.
+        assert 0.95 < (parameters - free) / (int(size.removesuffix("m")) * 1e6) < 1.24
 
 
 def test_a_training_is_a_command_with_every_option_that_differs_from_the_config():
