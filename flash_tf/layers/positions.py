@@ -17,9 +17,9 @@ def token_positions(x: Tensor, segment_ids: Tensor | None = None, positions: Ten
     Raises:
       ValueError: `positions` have another shape, as far as that is known.
     """
-    if positions is not None and getattr(getattr(positions, "shape", None), "rank", 0) is None:
-        return positions  # inside a function of TensorFlow nothing may be known
     if positions is not None:
+        if getattr(getattr(positions, "shape", None), "rank", 0) is None:
+            return positions  # inside a function of TensorFlow nothing may be known
         (b, n), got = tuple(x.shape[:2]), tuple(np.shape(positions))
         alike = lambda size, other: size == other or None in (size, other)  # noqa: E731
         if len(got) != 2 or not alike(got[1], n) or not (got[0] == 1 or alike(got[0], b)):

@@ -65,7 +65,7 @@ def sweep(
 
 
 def _choices(override):
-    """The key of an override, and the values between its commas outside brackets."""
+    """The key of an override, and the different values between its commas outside brackets."""
     key, _, text = override.partition("=")
     values, depth = [""], 0
     for c in text:
@@ -74,7 +74,7 @@ def _choices(override):
             values.append("")
         else:
             values[-1] += c
-    return key, [value.strip() for value in values]
+    return key, [*dict.fromkeys(value.strip() for value in values)]
 
 
 def _trained(experiment, model_dir, progress, begins):

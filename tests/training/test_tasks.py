@@ -297,7 +297,8 @@ def test_a_sweep_goes_on_after_a_run_that_diverges(folder, tmp_path, monkeypatch
     monkeypatch.setattr(loop, "train", train)
     path, lines = write(folder, "classifier", **CLASSES), runs.Lines()
     began = []
-    found = sweep(path, ["optimizer.learning_rate=1.0e+9,0.02"], str(tmp_path), lines, began.append)
+    twice = ["optimizer.learning_rate=1.0e+9,0.02,0.02"]  # the second is the same run
+    found = sweep(path, twice, str(tmp_path), lines, began.append)
     assert began == [f"{tmp_path}/optimizer.learning_rate={rate}" for rate in ("1.0e+9", "0.02")]
     assert found["runs"][0]["diverged"] == "the loss is not a number at step 2"
     assert found["best"] == found["runs"][1] and found["best"]["loss"] == 0.5
