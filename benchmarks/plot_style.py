@@ -16,7 +16,7 @@ MODELS = {
     "transformer_plus_plus": ("Transformer++", "#000000"),
     "gla": ("GLA", "#CC79A7"),
 }
-OTHERS = ("#009E73", "#999999", "#F0E442")
+OTHERS = ("#009E73", "#999999", "#F0E442", *(color for _, color in MODELS.values()))  # of more than three, also models'
 GREY = "#666666"
 GAP = 0.055  # between labels of size 9, as a part of the axes' height
 FITTING = 9 / GAP  # labels x their size, in points, that the axes' height has room for
@@ -65,6 +65,8 @@ def notes(drawn: Figure, lines: Sequence[str]) -> None:
 def label_lines(axes: Axes, size: float = 9.0) -> None:
     """Writes each line's label at the right of the axes, near the height of its end, without overlaps.
 
+    Labels stay between the bottom and the top of the axes, unless they are too many for their size: then the top holds.
+
     Args:
       axes: The lines' axes.
       size: Of the labels, in points.
@@ -76,7 +78,8 @@ def label_lines(axes: Axes, size: float = 9.0) -> None:
     lines.sort(key=lambda line: ends[line][1])
     gap = GAP * size / 9
     heights = apart([ends[line][1] for line in lines], gap)
-    heights = [min(height, 1 - i * gap) for i, height in zip(reversed(range(len(lines))), heights, strict=True)]
+    highest = [1 - i * gap for i in reversed(range(len(lines)))]
+    heights = [min(max(height, i * gap), highest[i]) for i, height in enumerate(heights)]
     for line, height in zip(lines, heights, strict=True):
         axes.annotate(
             line.get_label(),
