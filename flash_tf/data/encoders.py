@@ -76,7 +76,7 @@ class Label(Protocol):
 
 
 class ClassLabel:
-    """A class: its number, or its name if the classes have names."""
+    """A class: its name if the classes have names, which may be numerals, or its number."""
 
     field = Field(1, IGNORED)
 
@@ -91,8 +91,9 @@ class ClassLabel:
         return [self._classes, self._names]
 
     def read(self, placed: Placed, value: Any) -> int:
-        if self._names is not None and value in self._names:
-            return self._names.index(value)
+        name = str(value) if isinstance(value, int | np.integer) else value  # of classes "-1", "0" and "1"
+        if self._names is not None and name in self._names:
+            return self._names.index(name)
         number = value
         if isinstance(value, str) and value.isdecimal():
             number = int(value)

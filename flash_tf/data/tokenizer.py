@@ -111,7 +111,13 @@ class Tokenizer:
             raise OSError(f"tokenizer model {path} cannot be written: {reason}") from None
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """The ids of each text, int32 `[length]`, without eos."""
+        """The ids of each text, int32 `[length]`, without eos.
+
+        Raises:
+          ValueError: `texts` is one text.
+        """
+        if isinstance(texts, str | bytes):
+            raise ValueError(f"encode needs a list of texts, got one text: [{texts[:20]!r}, …]")
         return self._encode(self._prepared([whole(text) for text in texts]))
 
     def encode_with_masks(self, text: str) -> np.ndarray:

@@ -24,3 +24,10 @@ class Base:
         if not self.trainable:  # which an assignment would not change, so that it would do nothing
             for part in (*self._flatten_layers(include_self=False), *self.weights):
                 part.trainable = False
+
+
+class SameShape(Base):
+    """The base of layers whose output has the shape of their input, `x`."""
+
+    def compute_output_shape(self, x_shape: tuple) -> tuple:
+        return x_shape  # Keras on JAX cannot trace an unknown length, and TimeDistributed asks each layer

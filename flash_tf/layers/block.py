@@ -8,7 +8,7 @@ from typing import Any, Self
 import keras
 from keras import ops
 
-from flash_tf.layers.base import Base
+from flash_tf.layers.base import SameShape
 from flash_tf.layers.common import quantized
 from flash_tf.layers.masking import zero_padding
 from flash_tf.layers.remat import Recomputed, check_recomputed, remat
@@ -42,7 +42,7 @@ def normalizer(kind: str, epsilon: float = EPSILON, **kwargs) -> keras.layers.La
 
 
 @keras.saving.register_keras_serializable("flash_tf")
-class ResidualBlock(Base, Recomputed, keras.layers.Layer):
+class ResidualBlock(SameShape, Recomputed, keras.layers.Layer):
     """`y = x + dropout(inner(norm(x)))`, or `norm(x + dropout(inner(x)))` with `post_norm`.
 
     Args:
@@ -98,9 +98,6 @@ class ResidualBlock(Base, Recomputed, keras.layers.Layer):
         if not self.inner.built:  # a layer from a file is built already
             self.inner.build(x_shape)
         self.built = True
-
-    def compute_output_shape(self, x_shape: tuple) -> tuple:
-        return x_shape  # Keras on JAX cannot trace an unknown length
 
     def call(
         self,

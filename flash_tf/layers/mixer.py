@@ -5,12 +5,12 @@ from typing import Any, Self
 import keras
 
 from flash_tf import renamed
-from flash_tf.layers.base import Base
+from flash_tf.layers.base import SameShape
 from flash_tf.layers.common import options
 from flash_tf.layers.remat import Recomputed
 
 
-class Mixer(Base, Recomputed, keras.layers.Layer):
+class Mixer(SameShape, Recomputed, keras.layers.Layer):
     """A layer `[b, n, d]` -> `[b, n, d]`; `flash_tf.layers.mixers` describes the members."""
 
     gated_unit = False  # whether it contains a feed-forward part, so that a block needs no other
@@ -20,9 +20,6 @@ class Mixer(Base, Recomputed, keras.layers.Layer):
         super().__init__(**kwargs)
         self.supports_masking = True
         self.input_spec = keras.layers.InputSpec(ndim=3)
-
-    def compute_output_shape(self, x_shape: tuple) -> tuple:
-        return x_shape  # Keras on JAX cannot trace an unknown length
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), **options(self)}

@@ -4,14 +4,14 @@ from typing import Any
 
 import keras
 
-from flash_tf.layers.base import Base
+from flash_tf.layers.base import SameShape
 from flash_tf.layers.common import options
 from kernels_xla.common.norms import scale_norm
 from kernels_xla.common.spec import Tensor
 
 
 @keras.saving.register_keras_serializable("flash_tf")
-class ScaleNorm(Base, keras.layers.Layer):
+class ScaleNorm(SameShape, keras.layers.Layer):
     """Rescales each vector to one learned length: `y = g x / sqrt(mean(x^2) + epsilon)`.
 
     Source: Nguyen and Salazar, "Transformers without Tears", arXiv:1910.05895; epsilon inside the root as in the

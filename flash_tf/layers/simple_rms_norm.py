@@ -2,12 +2,13 @@
 
 import keras
 
+from flash_tf.layers.base import SameShape
 from kernels_xla.common.norms import simple_rms_norm
 from kernels_xla.common.spec import Tensor
 
 
 @keras.saving.register_keras_serializable("flash_tf")
-class SimpleRMSNorm(keras.layers.Layer):
+class SimpleRMSNorm(SameShape, keras.layers.Layer):
     """Rescales each vector to a root mean square of one: `y = x / (||x|| / sqrt(d))`.
 
     Source: TransNormer (arXiv:2210.10340); see `kernels_xla.common.norms`.

@@ -45,6 +45,8 @@ class Checkpoints:
         where = self._folder(step)
         try:
             notes = json.loads(epath.Path(f"{where}/{MARKER}").read_bytes())
+        except FileNotFoundError as error:
+            raise DamagedCheckpoint(f"{where} is damaged: it has no {MARKER}") from error
         except ValueError as error:  # it is no JSON, or no text
             raise DamagedCheckpoint(f"{where} is damaged: its {MARKER} is not JSON") from error
         if not isinstance(notes, dict) or notes.get("step") != step:
@@ -111,12 +113,14 @@ class Checkpoints:
         """Restores the first of some checkpoints that is not damaged, and reports each one before it.
 
         Raises:
-          ValueError: The checkpoints are of another model, or all are damaged.
+          ValueError: The checkpoints are of another model, all are damaged, or the run removed one meanwhile.
         """
         for step, following in zip(steps, [*steps[1:], None], strict=True):
             try:
                 return self.restore(variables, step)
             except DamagedCheckpoint as error:
+                if step not in self.steps():
+                    raise ValueError(f"{self._folder(step)} was removed while it was read: its run goes on") from error
                 if len(steps) == 1:
                     raise
                 if following is None:

@@ -50,12 +50,20 @@ def train(
       ValueError: The input is not valid, or the run diverged (`run.DivergedError`). Nothing is overwritten.
       actions.Interrupted: SIGTERM, SIGINT or SIGHUP came. The state is saved.
     """
-    config = config if dataset is None else given.with_examples(config, model_dir, dataset)
+    if dataset is not None:
+        with given.with_examples(config, model_dir, dataset, progress.line) as (config, owner):
+            return _owned(config, model_dir, progress, extends, begins, owner)
+    return _owned(config, model_dir, progress, extends, begins)
+
+
+def _owned(config, model_dir, progress, extends, begins, owner=None):
+    """Trains. Without an owner, the chief is one once it is known."""
     config = preflight.check(config, model_dir)
     if config.train.deterministic:
         _take_one_order()
     strategy = make_strategy(config.strategy, progress.line)
-    with workers.together(strategy), Owner(model_dir if is_chief(strategy) else None, progress.line) as owner:
+    held = contextlib.nullcontext(owner) if owner else Owner(model_dir if is_chief(strategy) else None, progress.line)
+    with workers.together(strategy), held as owner:
         run = open_run(config, model_dir, strategy, progress, extends)
         on_tpu = config.strategy.type == "tpu"
         with run.begun(), mirror.mirrored(config, model_dir, run.chief, progress.line) as copy:

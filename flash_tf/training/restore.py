@@ -54,16 +54,14 @@ def restore(
     """
     config = run_directory.load_config(model_dir, overrides)
     checkpoints = Checkpoints(f"{model_dir}/checkpoints", report)
-    steps = checkpoints.steps()
-    if not steps:
+    if not checkpoints.steps():
         if epath.Path(f"{model_dir}/weights/manifest.json").exists():
             raise ValueError(f"{model_dir} needs checkpoints, got weights of an exported step, which are read no more")
         raise ValueError(f"{model_dir} has no checkpoint yet: `flash-tf train` saves one")
     tokenizer = load_tokenizer(config, model_dir)
     model = modelling.make_model(config)
     model.tokenizer = tokenizer
-    variables = {v.path: v for v in model.weights}
-    notes = checkpoints.restore_first(variables, _order(checkpoints, steps, checkpoint))
+    notes = _restored({v.path: v for v in model.weights}, checkpoints, checkpoint)
     check_tokenizer(tokenizer, notes, model_dir)
     cache = config.data.cache
     if "average_of" in notes and cache is not None and not epath.Path(cache).is_dir():  # its run has been moved
@@ -81,6 +79,17 @@ def starting_model(path: str, report: Callable[[str], None]) -> LanguageModel:
         return restore(path, report).model
     except ValueError as error:
         raise ValueError(f"init_from needs a run or a preset: {error}") from error
+
+
+def _restored(variables, checkpoints, wanted):
+    """The notes of the checkpoint that was restored. A run that goes on may remove those that were just listed."""
+    while True:
+        steps = checkpoints.steps()
+        try:
+            return checkpoints.restore_first(variables, _order(checkpoints, steps, wanted))
+        except ValueError:
+            if checkpoints.steps() == steps or isinstance(wanted, int):
+                raise
 
 
 def _order(checkpoints, steps, wanted):

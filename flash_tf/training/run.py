@@ -120,10 +120,13 @@ class Run:
         """The error of a run whose loss or variables are no longer numbers."""
         last = f"the last good checkpoint is of step {self.saved}"
         good = "there is no checkpoint yet" if self.saved is None else last
-        return DivergedError(
-            f"{what}; {good}; nothing was overwritten. Try another --model-dir with a lower optimizer.learning_rate, a "
-            "longer optimizer.warmup_steps, optimizer.clip={scope: global, norm: 1.0}, or train.precision=float32"
-        )
+        advice = ["a lower optimizer.learning_rate", "a longer optimizer.warmup_steps"]
+        if self.config.optimizer.clip is None:
+            advice.append("optimizer.clip={scope: global, norm: 1.0}")
+        if self.config.train.precision != "float32":
+            advice.append("train.precision=float32")
+        tried = f"{', '.join(advice[:-1])} or {advice[-1]}"
+        return DivergedError(f"{what}; {good}; nothing was overwritten. Try another --model-dir with {tried}")
 
     def records(self, name: str, step: int) -> run_directory.Records:
         """A file of records, cut off after a step. Only the chief writes it."""

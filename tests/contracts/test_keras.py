@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from flash_tf.layers import GLU, Mamba, MixedChunkAttention, ResidualBlock
+from flash_tf.layers import GLU, MLP, Mamba, MixedChunkAttention, ResidualBlock, ScaleNorm, SimpleRMSNorm
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.models import CausalLM, Classifier, MaskedLM, Matcher
 from tests import tiers
@@ -278,6 +278,16 @@ def test_a_model_made_in_a_remat_scope_computes_its_blocks_again_and_trains_alik
         assert [block.remat for block in model.blocks] == [scope is not None] * len(model.blocks)
         found.append(weights(model))
     assert all(relative_error(a, b) < FLOAT32 for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("layer", [GLU, MLP, ScaleNorm, SimpleRMSNorm, MixedChunkAttention], ids=lambda x: x.__name__)
+def test_a_layer_of_one_shape_is_spread_over_time(layer):
+    one = layer()
+    x = keras.Input((3, N if tiers.ON_JAX else None, D))
+    model = keras.Model(x, keras.layers.TimeDistributed(one)(x))
+    value = np.random.default_rng(0).normal(size=(2, 3, N, D)).astype("float32")
+    alone = np.stack([to_numpy(one(value[:, i])) for i in range(3)], axis=1)
+    assert relative_error(to_numpy(model(value)), alone) < FLOAT32
 
 
 def test_a_text_without_a_batch_is_refused_in_one_line_by_every_mixer_and_block():

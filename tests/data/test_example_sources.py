@@ -138,12 +138,17 @@ def test_a_dataset_on_a_disk_is_read_by_its_splits(tmp_path):
         SOURCES.build({**options, "path": str(tmp_path)}).shards("train")
 
 
+def handed(experiment, folder, dataset):
+    """The config of a run with examples."""
+    with with_examples(experiment, str(folder), dataset) as (made, _):
+        return made
+
+
 def test_examples_that_are_handed_over_are_kept_in_the_run(tmp_path):
     experiment = config.load("film_reviews/flash")
     rows = [{"text": "ü", "label": np.int64(1)}, {"text": b"b", "label": 0}]
     batched = tf.data.Dataset.from_tensor_slices({"text": ["x", "y"], "label": [0, 1]})
-    made = with_examples(experiment, str(tmp_path), {"train": iter(rows), "validation": batched})
-    source = SOURCES.build(made.data.source)
+    source = SOURCES.build(handed(experiment, tmp_path, {"train": iter(rows), "validation": batched}).data.source)
     assert read(source) == [{"text": "ü", "label": 1}, {"text": "b", "label": 0}]
     assert read(source, "validation") == [{"text": "x", "label": 0}, {"text": "y", "label": 1}]
     assert Path(source.shards("train")[0]) == tmp_path / "examples/train.jsonl"
@@ -154,25 +159,37 @@ def test_examples_that_are_handed_over_are_kept_in_the_run(tmp_path):
     }
     for said, dataset in refused.items():
         with pytest.raises(ValueError, match=said):
-            with_examples(experiment, str(tmp_path), dataset)
+            handed(experiment, tmp_path, dataset)
 
 
 def test_a_run_that_has_begun_keeps_its_examples(tmp_path):
     experiment, rows = config.load("film_reviews/flash"), [{"text": "a", "label": 0}, {"text": "b", "label": 1}]
     given = {"train": rows, "validation": rows[:1]}
-    with_examples(experiment, str(tmp_path), {"train": rows[:1], "validation": rows})  # a start that failed
-    with run_directory.begun(str(tmp_path), with_examples(experiment, str(tmp_path), given), "a tokenizer"):
+    handed(experiment, tmp_path, {"train": rows[:1], "validation": rows})  # a start that failed
+    with run_directory.begun(str(tmp_path), handed(experiment, tmp_path, given), "a tokenizer"):
         pass  # it is killed before its first step
-    source = SOURCES.build(with_examples(experiment, str(tmp_path), given).data.source)
+    source = SOURCES.build(handed(experiment, tmp_path, given).data.source)
     swapped = {"train": [{**one, "label": 1 - one["label"]} for one in rows], "validation": rows[:1]}
     for other in ({"train": iter(()), "validation": iter(())}, swapped):
         with pytest.raises(ValueError, match="holds a run with other examples"):
-            with_examples(experiment, str(tmp_path), other)
+            handed(experiment, tmp_path, other)
     assert read(source) == rows and read(source, "validation") == rows[:1]
     shutil.copytree(tmp_path, tmp_path / "other", ignore=shutil.ignore_patterns("examples"))
     with pytest.raises(ValueError, match="holds a run with other examples"):
-        with_examples(experiment, str(tmp_path / "other"), given)
+        handed(experiment, tmp_path / "other", given)
     assert not (tmp_path / "other/examples").exists()
+
+
+def test_a_process_that_does_not_own_the_run_changes_none_of_its_examples(tmp_path):
+    experiment, rows = config.load("film_reviews/flash"), [{"text": "a", "label": 0}]
+    given, other = ({"train": some, "validation": some} for some in (rows, rows * 2))
+    with with_examples(experiment, str(tmp_path), given) as (made, _):  # it has not begun: no fingerprint is there
+        with pytest.raises(ValueError, match="is in use by process"):
+            handed(experiment, tmp_path, other)
+        assert read(SOURCES.build(made.data.source)) == rows
+    workers = config.load("film_reviews/flash", ["strategy.type=multi_worker"])
+    with pytest.raises(ValueError, match="need one process: workers read them from files"):
+        handed(workers, tmp_path, given)
 
 
 def test_a_test_file_of_questions_needs_no_answers(tmp_path):

@@ -40,6 +40,16 @@ def test_a_text_and_a_pair_are_rows_with_their_special_ids():
     assert (ids(row), ids(row, "tokens_b"), ids(row, "labels")) == ([2, 10, 11, 1], [2, 12, 1], [1])
 
 
+@pytest.mark.parametrize("value", [-1, "-1", np.int64(-1)])
+def test_numerals_that_name_classes_are_names_in_every_type(value):
+    encoder = TextEncoder(Words(), 9, None, ClassLabel(3, ["0", "-1", "1"]))
+    assert [ids(row, "labels") for row in rows(encoder, *({"text": "a", "label": x} for x in (value, 0, "1")))] == [
+        [1],
+        [0],
+        [2],
+    ]
+
+
 @pytest.mark.parametrize(
     ("a", "b", "kept"), [("aaaaaaaa", "bb", (4, 2)), ("aa", "bbbbbbbb", (2, 4)), ("aaaaa", "bbbbb", (3, 3))]
 )

@@ -74,6 +74,8 @@ def test_ids_are_those_of_sentencepiece(which, documents, request):
     for text, ids in zip(texts, encoded, strict=True):
         assert ids.tolist() == python_ids(tokenizer, text), text
     assert tokenizer.encode([]) == []
+    with pytest.raises(ValueError, match=r"encode needs a list of texts, got one text: \['one text', …\]"):
+        tokenizer.encode("one text")
 
 
 @pytest.mark.parametrize("which", ["trained", "foreign"])

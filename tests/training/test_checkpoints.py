@@ -245,6 +245,25 @@ def test_a_damaged_best_checkpoint_falls_back_to_the_newest_good_one_and_says_so
         ft.load(str(copy))
 
 
+def test_checkpoints_that_the_run_removes_while_they_are_read_give_way_to_newer_ones(copy, monkeypatch):
+    restored, folder = Checkpoints.restore, copy / "checkpoints"
+
+    def removing(self, variables, step):
+        """First, the run has saved a newer one and removed the one that is wanted."""
+        monkeypatch.setattr(Checkpoints, "restore", restored)
+        wanted = folder / f"step-{step:08d}"
+        shutil.copytree(wanted, folder / f"step-{step + 1:08d}")
+        self._mark(step + 1, {**self.notes(step), "step": step + 1})
+        shutil.rmtree(wanted)
+        return self.restore(variables, step)
+
+    monkeypatch.setattr(Checkpoints, "restore", removing)
+    assert said(copy, checkpoint="newest") == (9, [])
+    monkeypatch.setattr(Checkpoints, "restore", removing)
+    with pytest.raises(ValueError, match="step-00000004 was removed while it was read: its run goes on"):
+        said(copy, checkpoint=4)
+
+
 def test_a_checkpoint_is_taken_by_its_step_and_no_other_in_its_place(copy):
     assert said(copy, checkpoint=4) == (4, [])
     with pytest.raises(ValueError, match=r"model/checkpoints has no checkpoint of step 5, it has 2, 4, 6, 8"):

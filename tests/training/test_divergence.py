@@ -25,6 +25,7 @@ def test_a_loss_that_is_not_a_number_stops_the_run_and_overwrites_nothing(tmp_pa
         line,
     )
     assert found, line
+    assert "train.precision" not in line and "optimizer.clip" in line  # float32 it is, and nothing is clipped
     step, good = map(int, found.groups())
     assert good == step - 1 and len(runs.losses(tmp_path / "model")) in (good, step)
     assert all(np.isfinite(x).all() for x in runs.state(tmp_path / "model").values())

@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from flash_tf.layers.base import Base
+from flash_tf.layers.base import SameShape
 from flash_tf.layers.common import activation, check_activation, options, parts_of, projection
 from flash_tf.layers.feedforward import FEEDFORWARDS
 from flash_tf.layers.remat import Recomputed
@@ -13,7 +13,7 @@ from kernels_xla.common.spec import Tensor
 
 @FEEDFORWARDS.register("glu")
 @keras.saving.register_keras_serializable("flash_tf")
-class GLU(Base, Recomputed, keras.layers.Layer):
+class GLU(SameShape, Recomputed, keras.layers.Layer):
     """`out = W_o (act(W_1 x) * W_2 x)`; one dense projection makes both branches.
 
     Source: Shazeer, "GLU Variants Improve Transformer", arXiv:2002.05202; FLASH's Transformer++. Its "expansion rate 4"

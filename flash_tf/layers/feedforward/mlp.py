@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from flash_tf.layers.base import Base
+from flash_tf.layers.base import SameShape
 from flash_tf.layers.common import activation, check_activation, options, projection
 from flash_tf.layers.feedforward import FEEDFORWARDS
 from flash_tf.layers.remat import Recomputed
@@ -13,7 +13,7 @@ from kernels_xla.common.spec import Tensor
 
 @FEEDFORWARDS.register("mlp")
 @keras.saving.register_keras_serializable("flash_tf")
-class MLP(Base, Recomputed, keras.layers.Layer):
+class MLP(SameShape, Recomputed, keras.layers.Layer):
     """`out = W_2 act(W_1 x)`.
 
     Source: Vaswani et al. 2017, equation 2, with the GELU of FLASH's baselines.

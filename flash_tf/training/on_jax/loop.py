@@ -1,5 +1,6 @@
 """Training of one config on JAX, in reading order."""
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable, Mapping
 
@@ -29,9 +30,16 @@ def train(
     dataset: Mapping[str, Iterable[dict]] | None = None,
 ) -> dict:
     """As `flash_tf.training.loop.train`, with the same files and lines, and checkpoints that either can go on from."""
-    config = config if dataset is None else given.with_examples(config, model_dir, dataset)
+    if dataset is not None:
+        with given.with_examples(config, model_dir, dataset, progress.line) as (config, owner):
+            return _owned(config, model_dir, progress, extends, begins, owner)
+    return _owned(config, model_dir, progress, extends, begins)
+
+
+def _owned(config, model_dir, progress, extends, begins, owner=None):
+    """Trains. Without an owner, the first process is one once it is known."""
     config = preflight.check(config, model_dir)
-    with processes.together(config.strategy, progress.line), _owner(model_dir, progress) as owner:
+    with processes.together(config.strategy, progress.line), _owner(model_dir, progress, owner) as owner:
         run = open_run(config, model_dir, progress, extends)
         with (
             run.begun(),
@@ -43,7 +51,9 @@ def train(
             return _train(run, owner, copy, write)
 
 
-def _owner(model_dir, progress):
+def _owner(model_dir, progress, owner):
+    if owner is not None:
+        return contextlib.nullcontext(owner)
     return Owner(model_dir if jax.process_index() == 0 else None, progress.line)
 
 
