@@ -125,7 +125,7 @@ def in_precision(model: keras.Model, precision: str) -> keras.Model:
     copy = type(model).from_config({**model.get_config(), "dtype": precision})
     copy.build()
     for new, old in zip(copy.weights, model.weights, strict=True):
-        new.assign(old)
+        new.assign(keras.ops.copy(old))
     return copy
 
 

@@ -1,6 +1,7 @@
 """Beam search: several continuations of each text grow side by side, and the likeliest stay."""
 
 import dataclasses
+import numbers
 from collections.abc import Sequence
 
 import keras
@@ -22,15 +23,16 @@ class BeamSearch:
       length_penalty: 0 compares sums, 1 compares means; larger values favour longer texts.
 
     Raises:
-      ValueError: The width is below 1.
+      ValueError: The width is no integer of 1 or more.
     """
 
     width: int = 4
     length_penalty: float = 1.0
 
     def __post_init__(self):
-        if self.width < 1:
-            raise ValueError(f"a beam's width must be 1 or more, got {self.width}")
+        if not isinstance(self.width, numbers.Integral) or self.width < 1:
+            raise ValueError(f"a beam's width must be an integer of 1 or more, got {self.width}")
+        object.__setattr__(self, "width", int(self.width))
 
     def __call__(
         self, model: keras.Model, logits: Tensor, state: dict, steps: int, stop_tokens: Sequence[int] = ()

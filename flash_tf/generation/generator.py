@@ -27,7 +27,7 @@ class Generator:
     Padding does not change a row's state, so a row's continuation does not depend on the other rows.
 
     Args:
-      model: A built causal language model.
+      model: A causal language model.
     """
 
     def __init__(self, model: keras.Model):
@@ -156,10 +156,12 @@ class Programs:
     """The compiled programs of a model, which call it with the variables that it has.
 
     Args:
-      model: A built model.
+      model: A model. It is built now: variables that a program of JAX makes are none of the model.
     """
 
     def __init__(self, model: keras.Model):
+        if not model.built:
+            model.build()
         self._model, self._variables, self._programs = model, [], {}
 
     def drop_stale(self) -> None:
@@ -207,7 +209,7 @@ def _on_jax(model, function):
 def _sampler(sampler):
     if isinstance(sampler, Sampler | BeamSearch):
         return sampler
-    if sampler not in SAMPLERS:
+    if not isinstance(sampler, str) or sampler not in SAMPLERS:
         raise ValueError(f"sampler must be one of {', '.join(SAMPLERS)}, a Sampler or a BeamSearch, got {sampler!r}")
     return SAMPLERS[sampler]
 

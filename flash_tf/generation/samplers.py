@@ -1,6 +1,7 @@
 """Samplers: they choose the next token from its logits."""
 
 import dataclasses
+import numbers
 
 from keras import ops
 
@@ -21,7 +22,7 @@ class Sampler:
         arXiv:1904.09751); None keeps all.
 
     Raises:
-      ValueError: A temperature below 0, a `top_k` below 1, or a `top_p` that is not in (0, 1].
+      ValueError: A temperature below 0, a `top_k` that is no integer of 1 or more, or a `top_p` that is not in (0, 1].
 
     Example:
       >>> from keras import ops
@@ -36,8 +37,10 @@ class Sampler:
     def __post_init__(self):
         if not self.temperature >= 0:
             raise ValueError(f"temperature must be 0, for the likeliest token, or more, got {self.temperature}")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k must be 1 or more, got {self.top_k}")
+        if self.top_k is not None:
+            if not isinstance(self.top_k, numbers.Integral) or self.top_k < 1:
+                raise ValueError(f"top_k must be an integer of 1 or more, got {self.top_k}")
+            object.__setattr__(self, "top_k", int(self.top_k))  # it may be NumPy's, which JAX's top_k does not take
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}")
 

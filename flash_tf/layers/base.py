@@ -27,7 +27,10 @@ class Base:
 
 
 class SameShape(Base):
-    """The base of layers whose output has the shape of their input, `x`."""
+    """The base of layers whose output has the shape of their input.
+
+    Their `build` calls it `x_shape` too: Keras gives it by its name there.
+    """
 
     def compute_output_shape(self, x_shape: tuple) -> tuple:
         return x_shape  # Keras on JAX cannot trace an unknown length, and TimeDistributed asks each layer

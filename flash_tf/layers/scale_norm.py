@@ -42,8 +42,8 @@ class ScaleNorm(SameShape, keras.layers.Layer):
         self.epsilon = epsilon
         self.supports_masking = True
 
-    def build(self, input_shape: tuple) -> None:
-        del input_shape  # one number, whatever the width
+    def build(self, x_shape: tuple) -> None:
+        del x_shape  # one number, whatever the width
         self.g = self.add_weight(name="g", shape=(), initializer="ones")
         self.built = True
 

@@ -34,8 +34,8 @@ class SimpleRMSNorm(SameShape, keras.layers.Layer):
         super().__init__(**kwargs)
         self.supports_masking = True
 
-    def build(self, input_shape: tuple) -> None:
-        del input_shape  # it has no weights
+    def build(self, x_shape: tuple) -> None:
+        del x_shape  # it has no weights
         self.built = True
 
     def call(self, x: Tensor) -> Tensor:

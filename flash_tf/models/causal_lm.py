@@ -241,6 +241,8 @@ class CausalLM(LanguageModel):
 
     def _as_ids(self, prompts, stop_tokens):
         texts = any(isinstance(prompt, str) for prompt in prompts)
+        if texts and not isinstance(prompts, str) and not all(isinstance(prompt, str) for prompt in prompts):
+            raise ValueError("prompts must be all texts or all rows of ids, got both")
         ends = stop_tokens if stop_tokens is not None else (self.tokenizer.eos_id,) if texts and self.tokenizer else ()
         return self.tokenize(prompts) if texts else prompts, ends, texts
 

@@ -68,7 +68,7 @@ def transfer(source: keras.Model, model: keras.Model) -> Transfer:
     if more := _of_stack(done.left, source, free):
         raise ValueError(f"{start}: it has no place for {more}")
     for name in done.loaded:
-        ours[name].assign(theirs[name])
+        ours[name].assign(keras.ops.copy(theirs[name]))  # on JAX, fit would take the other model's array with its own
     return done
 
 

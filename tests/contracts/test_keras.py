@@ -290,6 +290,15 @@ def test_a_layer_of_one_shape_is_spread_over_time(layer):
     assert relative_error(to_numpy(model(value)), alone) < FLOAT32
 
 
+@pytest.mark.parametrize("kind", tiers.thinned(list(MODELS), "subclassed", "masked_lm"))
+def test_a_summary_has_a_line_for_each_layer(kind, capsys):
+    model = MODELS[kind]()
+    model(np.stack([IDS, IDS], axis=1) if kind == "matcher" else IDS)
+    model.summary(expand_nested=True, line_length=200)
+    lines = capsys.readouterr().out
+    assert all(f" {layer.name} " in lines for layer in model.layers)
+
+
 def test_a_text_without_a_batch_is_refused_in_one_line_by_every_mixer_and_block():
     for layer in [*map(mixer, MIXERS.names()), ResidualBlock(mixer("flash"))]:
         for shape in ((N, D), (2, 2, N, D)):

@@ -33,6 +33,16 @@ def test_fit_on_dictionaries_makes_the_loss_fall_in_one_epoch(kind):
     assert float(loss(y, model(x))) < before - 1
 
 
+def test_training_a_model_that_began_from_another_leaves_that_one_whole():
+    source, model = model_of("causal_lm", depth=1), model_of("causal_lm", depth=1)
+    ids, before = token_ids(B, N), [to_numpy(v.value) for v in source.variables]
+    model.init_from(source)
+    model.compile(keras.optimizers.SGD(1.0), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.fit(ids, ids, verbose=0)  # which on JAX takes the arrays that it trains
+    assert all(np.array_equal(to_numpy(v.value), x) for v, x in zip(source.variables, before, strict=True))
+    assert any(not np.array_equal(to_numpy(v.value), x) for v, x in zip(model.variables, before, strict=True))
+
+
 def test_masked_positions_equal_gathering_from_all_logits():
     model, ids = model_of("masked_lm"), token_ids(B, N)
     at = np.array([[0, 5, 5, N - 1], [7, 3, 0, 12]], "int32")  # repeated and in no order

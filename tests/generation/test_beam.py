@@ -98,5 +98,5 @@ def test_rows_of_a_batch_do_not_mix(kind):
 def test_a_beam_wider_than_the_vocabulary_or_of_no_width_is_refused(model):
     with pytest.raises(ValueError, match="width 7 needs as many tokens in the vocabulary, which has 6"):
         model.generate([[1]], 2, BeamSearch(7))
-    with pytest.raises(ValueError, match="width must be 1 or more, got 0"):
+    with pytest.raises(ValueError, match="width must be an integer of 1 or more, got 0"):
         BeamSearch(0)

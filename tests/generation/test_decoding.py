@@ -76,6 +76,14 @@ def test_many_rows_close_their_chunks_one_by_one_and_all_at_once():
 
 
 @pytest.mark.one_backend
+def test_a_model_that_nobody_has_called_generates_and_stays_whole():
+    keras.utils.set_random_seed(0)
+    model = CausalLM(V, width=16, depth=1, mixer={"type": "flash", "chunk_size": 4, "key_dim": 8})
+    want = model.generate([[5, 17, 3]], 4)  # on JAX, a program that made variables would take them with it
+    assert model.generate([[5, 17, 3]], 4) == want == [[token for (token,) in model.stream([[5, 17, 3]], 4)]]
+    assert to_numpy(model(np.array([[5, 17, 3]]))).argmax(-1)[0, -1] == want[0][0]
+
+
 def test_a_chooser_sees_the_logits_and_the_number_of_the_step():
     model, ids = model_of("flash"), token_ids(B, 9)
     likely, _ = greedy(model, *prefilled(model, ids), 3)

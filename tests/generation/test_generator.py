@@ -137,6 +137,8 @@ def test_learned_positions_are_used_to_the_last():
         ([[1]], {"stop_tokens": 3}, "stop_tokens must be one token id or more, got 3"),
         ([[1]], {"stop_tokens": [V]}, f"stop_tokens has {V}"),
         ([[1]], {"sampler": "lucky"}, "greedy, sample, beam, a Sampler or a BeamSearch, got 'lucky'"),
+        ([[1]], {"sampler": {"top_k": 1}}, "greedy, sample, beam, a Sampler or a BeamSearch, got {'top_k': 1}"),
+        (["a text", [1]], {}, "prompts must be all texts or all rows of ids, got both"),
         (["a text"], {}, "it has no tokenizer for texts"),
     ],
     ids=str,

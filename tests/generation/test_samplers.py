@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from flash_tf.generation import GREEDY, Sampler
+from flash_tf.generation import GREEDY, BeamSearch, Sampler
 from tests.backends import to_numpy
 
 V, DRAWS = 23, 20_001
@@ -63,6 +63,16 @@ def test_the_least_and_the_largest_draw_choose_tokens_that_can_be():
     for sampler in (Sampler(), Sampler(top_k=5), Sampler(top_p=0.9)):
         found = chosen(sampler, logits, [0.0, np.nextafter(np.float32(1), np.float32(0))])
         assert set(found) == {3, 7}
+
+
+def test_numbers_of_numpy_are_python_s():
+    logits = np.log([[0.1, 0.6, 0.3]]).astype("float32")
+    assert chosen(Sampler(top_k=np.int64(2)), logits, [0.7]).tolist() == [2]
+    assert Sampler(top_k=np.int64(2)) == Sampler(top_k=2) and BeamSearch(np.int32(2)) == BeamSearch(2)
+    with pytest.raises(ValueError, match="an integer of 1 or more, got 2.0"):
+        Sampler(top_k=2.0)
+    with pytest.raises(ValueError, match="an integer of 1 or more, got 2.0"):
+        BeamSearch(2.0)
 
 
 def test_a_draw_is_a_rows_own():
