@@ -80,10 +80,12 @@ def planned(claim: str) -> list[Case]:
         for length in plan["lengths"]
         for case in _cases(claim, task, length, plan["tokens"], plan["rates"][0])
     ]
-    repeat = plan.get("repeat", {"seeds": [], "systems": []})
-    lengths = repeat.get("lengths", plan["lengths"])
-    again = [case for case in cases if case.name in repeat["systems"] and case.length in lengths]
-    return cases + [case._replace(seed=seed) for seed in repeat["seeds"] for case in again]
+    again = []
+    for some in plan.get("repeat", ()):
+        tasks, lengths = some.get("tasks", plan["tasks"]), some.get("lengths", plan["lengths"])
+        kept = [c for c in cases if c.name in some["systems"] and c.task in tasks and c.length in lengths]
+        again += [case._replace(seed=seed) for seed in some["seeds"] for case in kept]
+    return cases + again
 
 
 def _cases(claim, task, length, tokens, rate):

@@ -135,7 +135,7 @@ def test_the_time_of_a_run_is_of_its_steps(tmp_path):
 
 
 def test_a_table_has_the_rows_that_are_asked_for(capsys):
-    assert recall.main(["--table", "--systems", "flash", "--length", "64"]) == 0
+    assert recall.main(["--table", "--systems", "flash", "--length", "64", "--widths", "128"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("mqar, length 64, ") and [line.split()[0] for line in lines[2:]] == ["flash"]
     assert recall.main(["--table", "--widths", "7"]) == 0 and not capsys.readouterr().out.strip()
