@@ -31,7 +31,7 @@ class BeamSearch:
 
     def __post_init__(self):
         if not isinstance(self.width, numbers.Integral) or self.width < 1:
-            raise ValueError(f"a beam's width must be an integer of 1 or more, got {self.width}")
+            raise ValueError(f"a beam's width must be an integer of 1 or more, got {self.width!r}")
         object.__setattr__(self, "width", int(self.width))
 
     def __call__(

@@ -39,7 +39,7 @@ class Sampler:
             raise ValueError(f"temperature must be 0, for the likeliest token, or more, got {self.temperature}")
         if self.top_k is not None:
             if not isinstance(self.top_k, numbers.Integral) or self.top_k < 1:
-                raise ValueError(f"top_k must be an integer of 1 or more, got {self.top_k}")
+                raise ValueError(f"top_k must be an integer of 1 or more, got {self.top_k!r}")
             object.__setattr__(self, "top_k", int(self.top_k))  # it may be NumPy's, which JAX's top_k does not take
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}")
