@@ -259,22 +259,20 @@ def recall_figures(rows: list[Row]) -> dict[str, Figure]:
     rows, found = result_files.newest(rows, *recall.MEASURED), {}
     for task in dict.fromkeys(row["task"] for row in rows):
         of_task = [row for row in rows if row["task"] == task]
-        kinds = list(dict.fromkeys(tuple(row[name] for name in recall.MEASURED[1:-1]) for row in of_task))
+        kinds = list(dict.fromkeys(map(recall.size, of_task)))
         title = f"{task}: accuracy against the state of one text, {_devices(of_task)}"
         figure, panels = plot_style.figure(title, len(kinds))
         for axes, kind in zip(panels, kinds, strict=True):
-            own = [row for row in of_task if tuple(row[name] for name in recall.MEASURED[1:-1]) == kind]
+            own = [row for row in of_task if recall.size(row) == kind]
             # In whole percent, and equal ones by their state: then the lines to the labels do not cross.
             for percent, state, name in sorted(
                 (round(100 * r["accuracy"]), r["state_bytes"], r["system"]) for r in own
             ):
                 label, color = plot_style.MODELS.get(name, (name, plot_style.GREY))
                 axes.plot([state / 2**10], [percent], color=color, label=f"{label} {percent}%", marker="o", lw=0)
-            length, pairs, examples, width = kind
             axes.set_xscale("log", base=2)
             axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-            size = f"length {length:,}, {pairs} pairs or words, {examples} examples a step, width {width}"
-            axes.set_xlabel(f"state (KiB): {size}")
+            axes.set_xlabel(f"state (KiB): {recall.described(own[0])}, width {own[0]['width']}")
             axes.set_ylabel("accuracy (%)")
             axes.set_ylim(-3, 103)
             plot_style.label_lines(axes, size=min(9.0, plot_style.FITTING / len(own)))

@@ -2,6 +2,7 @@
 
     python -m benchmarks.recall OUT                              # multi-query associative recall
     python -m benchmarks.recall OUT --length 256 --pairs 16 --examples 128 --widths 64 128
+    python -m benchmarks.recall OUT --length 256 --pairs 16 --examples 128 --train-pairs 4 8 16
     python -m benchmarks.recall OUT --task selective_copying
     python -m benchmarks.recall --table
 
@@ -10,7 +11,7 @@ at a time, in folders of OUT. A row has the scores at each rate on 3,000 validat
 table has the best rate, which the same examples choose. A row is written when the runs of all rates have ended. A run
 that is complete in OUT is not trained again, so the command may be stopped and started again. A row names the commit at
 hand: other code or options need another OUT. Rows of other lengths, pairs, examples a step or widths are other
-measurements.
+measurements, and so are rows of models that were trained with several numbers of pairs.
 """
 
 import argparse
@@ -26,7 +27,7 @@ TASKS = {"mqar": "recall/transformer_plus_plus", "selective_copying": "recall/se
 OTHER = ("copying_mamba", "induction_mamba", "selective_copying_mamba")  # whose data differs, not the system
 RATES = (1e-3, 3e-3)
 WIDTH = 128
-MEASURED = ("task", "length", "pairs", "examples", "width", "system")  # what a row is about
+MEASURED = ("task", "length", "pairs", "train_pairs", "examples", "width", "system")  # what a row is about
 COLUMNS = ("system", "width", "accuracy", "whole answers", "rate", "parameters", "state bytes", "seconds")
 WIDTHS = (24, 7, 10, 15, 8, 12, 13, 9)
 
@@ -36,9 +37,10 @@ def main(arguments: list[str] | None = None) -> int:
     args = _checked(result_files.parse(_parser(), arguments))
     status, rows = in_parallel.measured(args, "recall", _measure)
     asked = {"task": [args.task], "width": args.widths, "system": args.systems}
-    asked |= {name: [value] for name in ("length", "pairs", "examples") if (value := getattr(args, name)) is not None}
-    rows = [row for row in rows if all(not values or row[name] in values for name, values in asked.items())]
-    print(as_text(list({tuple(row[name] for name in ("device", *MEASURED)): row for row in rows}.values())))
+    sizes = {name: getattr(args, name) for name in ("length", "pairs", "train_pairs", "examples")}
+    asked |= {name: [value] for name, value in sizes.items() if value is not None}
+    rows = [row for row in rows if all(not values or row.get(name) in values for name, values in asked.items())]
+    print(as_text(list({tuple(row.get(name) for name in ("device", *MEASURED)): row for row in rows}.values())))
     return status
 
 
@@ -58,7 +60,8 @@ def _measure(args, progress):
         near = hint(unknown[0], known) or "."
         raise ValueError(f"no config of recall is called {unknown[0]!r}{near} There are: {', '.join(known)}")
     data = _data(args)
-    asked = {"task": args.task, **{name: data[name] for name in ("length", "pairs", "examples")}, "seed": args.seed}
+    sizes = {name: data[name] for name in ("length", "pairs", "train_pairs", "examples")}
+    asked = {"task": args.task, **sizes, "seed": args.seed}
     rates = [f"{rate:g}" for rate in args.rates]
     cases = [
         {**asked, "width": width, "system": system}
@@ -88,6 +91,8 @@ def _data(args):
     many = "pairs" if args.task == "mqar" else "tokens"
     source, before = dict(loaded.data.source), loaded.data.sequence_length
     source[many] = source[many] if args.pairs is None else args.pairs
+    if args.train_pairs is not None:
+        source["train_pairs"] = [*map(int, args.train_pairs.split())]
     length = before if args.length is None else args.length
     source["length"] = length - (0 if args.task == "mqar" else source[many])
     examples = loaded.train.tokens_per_step // before if args.examples is None else args.examples
@@ -97,7 +102,8 @@ def _data(args):
         "model.vocabulary_size": loaded.model["vocabulary_size"],
         "train.tokens_per_step": examples * length,
     }
-    return {"length": length, "pairs": source[many], "examples": examples, "overrides": overrides}
+    sizes = {"length": length, "pairs": source[many], "train_pairs": args.train_pairs, "examples": examples}
+    return {**sizes, "overrides": overrides}
 
 
 def training(case: dict, rate: float, data: dict, args: argparse.Namespace) -> Training:
@@ -114,7 +120,8 @@ def training(case: dict, rate: float, data: dict, args: argparse.Namespace) -> T
         more["model.feedforward.hidden"] = round(feedforward["hidden"] * width / loaded.model["width"])
     more |= {f"model.mixer.{option}": max(length, mixer[option]) for option in OF_LENGTH if option in mixer}
     overrides = [f"{key}={json.dumps(value)}" for key, value in more.items()]
-    folder = "-".join(map(str, (*(case[name] for name in MEASURED), f"{rate:g}", args.seed)))
+    about = [case[name] for name in MEASURED if case[name] is not None]
+    folder = "-".join(map(str, (*about, f"{rate:g}", args.seed))).replace(" ", "_")
     return Training(name, Path(args.out, folder), (*overrides, *args.set))
 
 
@@ -139,13 +146,22 @@ def _row(runs, rates):
 def as_text(rows: list[dict]) -> str:
     """A table for each device, length, number of pairs and of examples, and width, the most accurate system first."""
     tables = []
-    for about in dict.fromkeys((row["device"], *(row[name] for name in MEASURED[:-1])) for row in rows):
-        own = [row for row in rows if (row["device"], *(row[name] for name in MEASURED[:-1])) == about]
-        where, task, length, pairs, examples, _ = about
-        said = f"{task}, length {length:,}, {pairs} pairs or words, {examples} examples a step, on {where}"
-        lines = [said, device.table_line(COLUMNS, WIDTHS)]
+    for about in dict.fromkeys((row["device"], *size(row)) for row in rows):
+        own = [row for row in rows if (row["device"], *size(row)) == about]
+        lines = [f"{own[0]['task']}, {described(own[0])}, on {about[0]}", device.table_line(COLUMNS, WIDTHS)]
         tables.append("\n".join([*lines, *map(_line, sorted(own, key=lambda row: -row["accuracy"]))]))
     return "\n\n".join(tables)
+
+
+def size(row: dict) -> tuple:
+    """What rows of one table have in common: the values under `MEASURED` but the system."""
+    return tuple(row.get(name) for name in MEASURED[:-1])
+
+
+def described(row: dict) -> str:
+    """The size of the task in words."""
+    trained = f", trained with {row['train_pairs'].replace(' ', ', ')}" if row.get("train_pairs") else ""
+    return f"length {row['length']:,}, {row['pairs']} pairs or words{trained}, {row['examples']} examples a step"
 
 
 def _line(row):
@@ -159,7 +175,10 @@ def _checked(args):
     """The arguments. Overrides make the rows a variant."""
     if not args.table and args.out is None:
         raise ValueError("OUT is needed, but for --table")
-    in_parallel.check(args, "widths", "length", "pairs", "examples")
+    in_parallel.check(args, "widths", "length", "pairs", "train_pairs", "examples")
+    if args.train_pairs and args.task != "mqar":
+        raise ValueError("--train-pairs is an option of mqar")
+    args.train_pairs = " ".join(map(str, args.train_pairs)) if args.train_pairs else None
     if min(args.rates) <= 0:
         raise ValueError(f"--rates must be above 0, got {min(args.rates):g}")
     args.widths, args.rates, args.systems = (
@@ -175,6 +194,9 @@ def _parser():
     parser.add_argument("--task", choices=TASKS, default="mqar", help="default mqar")
     parser.add_argument("--length", type=int, metavar="N", help="words of an example (default: the config's)")
     parser.add_argument("--pairs", type=int, metavar="N", help="pairs, or words to copy (default: the config's)")
+    parser.add_argument(
+        "--train-pairs", nargs="+", type=int, metavar="N", help="numbers of pairs in training (default: --pairs)"
+    )
     parser.add_argument("--examples", type=int, metavar="N", help="examples of a step (default: the config's)")
     parser.add_argument("--widths", nargs="+", type=int, metavar="N", help=f"of models (default {WIDTH})")
     parser.add_argument("--rates", nargs="+", type=float, default=RATES, metavar="RATE", help="default 0.001 0.003")

@@ -72,8 +72,8 @@ class Generated(abc.ABC):
         return type(self).__module__.rpartition(".")[2]
 
     @abc.abstractmethod
-    def records(self, draws: Draws, count: int) -> Iterator[dict[str, Any]]:
-        """Some examples, with a task's own keys."""
+    def records(self, draws: Draws, count: int, split: str) -> Iterator[dict[str, Any]]:
+        """Some examples of a split, with a task's own keys."""
 
     def shards(self, split: str) -> list[str]:
         """Names of the shards, each with up to `SHARD_EXAMPLES` examples."""
@@ -84,7 +84,7 @@ class Generated(abc.ABC):
         """The examples of a shard."""
         index = self.shards(split).index(shard)
         count = min(SHARD_EXAMPLES, getattr(self, split) - index * SHARD_EXAMPLES)
-        yield from self.records(Draws(self.seed, SPLITS.index(split), index), count)
+        yield from self.records(Draws(self.seed, SPLITS.index(split), index), count, split)
 
     def identity(self) -> dict:
         """The source's name and options."""
@@ -100,13 +100,13 @@ class LabelledWords(Generated):
     """A source of texts whose words have labels. A subclass defines `words` and `make`."""
 
     @abc.abstractmethod
-    def make(self, draws: Draws, count: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Some examples: for each the indices of its words, and the index of each word's label or `NONE`.
+    def make(self, draws: Draws, count: int, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Some examples of a split: for each the indices of its words, and the index of each word's label or `NONE`.
 
         A label is what to predict after reading the word and all words before it.
         """
 
-    def records(self, draws: Draws, count: int) -> Iterator[dict[str, Any]]:
+    def records(self, draws: Draws, count: int, split: str) -> Iterator[dict[str, Any]]:
         """Some examples as `token_ids` and `labels`, int64 `[length]`."""
-        for words, labels in self.make(draws, count):
+        for words, labels in self.make(draws, count, split):
             yield {"token_ids": words + FIRST, "labels": np.where(labels == NONE, NONE, labels + FIRST)}

@@ -12,9 +12,9 @@ def parsed(*flags):
 
 
 def loaded(system, *flags):
-    args = parsed(*flags)
+    args = recall._checked(parsed(*flags))
     data = recall._data(args)
-    case = {name: data[name] for name in ("length", "pairs", "examples")}
+    case = {name: data[name] for name in ("length", "pairs", "train_pairs", "examples")}
     case |= {"task": args.task, "width": (args.widths or [recall.WIDTH])[0]}
     run = recall.training({**case, "system": system}, 1e-3, data["overrides"], args)
     return config.load(run.config, run.overrides)
@@ -34,6 +34,9 @@ def test_a_run_has_the_data_width_and_rate_that_were_asked_for():
     assert (found.batch_size, found.optimizer.learning_rate, found.evaluation.every) == (512, 1e-3, None)
     assert loaded("retnet", "--length", "256", "--examples", "128").train.tokens_per_step == 32768
     assert loaded("cosformer", "--length", "512").model["mixer"]["cosine_length"] == 512
+    mixed = ("--length", "256", "--pairs", "16", "--train-pairs", "4", "8", "16")
+    assert loaded("retnet", *mixed).data.source["train_pairs"] == [4, 8, 16]
+    assert "train_pairs" not in found.data.source
     copying = loaded("flash", "--task", "selective_copying")
     assert copying.data == config.load("recall/selective_copying_mamba").data
     assert (copying.model["vocabulary_size"], copying.batch_size) == (24, 32)
@@ -66,6 +69,9 @@ def test_the_table_has_the_most_accurate_system_first():
         ["mamba", "128", "95.0%"],
         ["flash", "128", "90.0%"],
     ]
+    mixed = recall.as_text([rows[0], {**rows[0], "train_pairs": "2 4", "accuracy": 0.8}]).split("\n\n")
+    assert mixed[1].startswith("mqar, length 64, 4 pairs or words, trained with 2, 4, 512 examples a step, on a device")
+    assert [each.splitlines()[2].split()[2] for each in mixed] == ["90.0%", "80.0%"]
     assert second.splitlines()[2].split() == ["flash", "64", "10.0%", "50.0%", "0.003", "430,000", "4,096", "12"]
 
 
@@ -77,6 +83,8 @@ def test_wrong_arguments_are_said_in_a_line(tmp_path):
         ([str(tmp_path), "--widths", "64", "0"], "--widths must be 1 or more, got 0"),
         ([str(tmp_path), "--length", "0"], "--length must be 1 or more, got 0"),
         ([str(tmp_path), "--rates", "0"], "--rates must be above 0, got"),
+        ([str(tmp_path), "--train-pairs", "4", "0"], "--train-pairs must be 1 or more, got 0"),
+        ([str(tmp_path), "--task", "selective_copying", "--train-pairs", "4"], "--train-pairs is an option of mqar"),
     ):
         with pytest.raises(ValueError, match=message):
             recall.main(flags)

@@ -106,6 +106,19 @@ def test_keys_and_values_are_different_words_of_their_own_halves():
         assert sorted(int(word) for word in words[16:] if word != "0") == sorted(keys)
 
 
+def test_training_examples_have_several_numbers_of_pairs_in_turn_and_validation_has_one():
+    source = build("mqar", length=24, pairs=6, train_pairs=[1, 3, 6], train=100, validation=50)
+    for split, want in (("train", [1, 3, 6]), ("validation", [6])):
+        for i, (words, labels) in enumerate(read(source, split)):
+            pairs = want[i % len(want)]
+            value = dict(zip(words[: 2 * pairs : 2], words[1 : 2 * pairs : 2], strict=True))
+            assert len(labels) == len(value) == pairs
+            assert labels == {at: value[words[at]] for at in range(2 * pairs, 24) if words[at] in value}
+        assert i == {"train": 99, "validation": 49}[split]
+    # The option changes nothing where it names the pairs that are the default.
+    assert list(map(str, read(build("mqar")))) == list(map(str, read(build("mqar", train_pairs=[8]))))
+
+
 def test_a_query_is_nearer_by_a_power_law():
     source = build("mqar", length=12, pairs=1, power=-1.0, train=4096)
     places = np.array([next(iter(labels)) for _, labels in read(source)])
@@ -157,6 +170,9 @@ def test_ids_leave_room_for_the_special_ones():
         ({"type": "mqar", "length": 14}, "an even length of at least 4 x pairs, got 14"),
         ({"type": "mqar", "vocabulary": 8}, "an even vocabulary of more than 2 x pairs, got 8"),
         ({"type": "mqar", "train": 0}, "mqar needs train of 1 or more, got 0"),
+        ({"type": "mqar", "train_pairs": [4, 17]}, "an even length of at least 4 x pairs, got 64 and 17 pairs"),
+        ({"type": "mqar", "train_pairs": [4, 0]}, "mqar needs train_pairs of 1 or more, got 0"),
+        ({"type": "mqar", "train_pairs": []}, "mqar needs numbers of pairs in train_pairs, got none"),
         ({"type": "induction", "length": 2}, "a length of 3 or more, got 2"),
         ({"type": "induction", "seed": -1}, "a seed of 0 or more, got -1"),
         ({"type": "copying", "length": 4, "tokens": 5}, "at least its tokens, got 4 and 5"),

@@ -48,7 +48,7 @@ class Copying(LabelledWords):
     def words(self) -> list[str]:
         return [".", *map(str, range(1, self.vocabulary + 1)), "?"]
 
-    def make(self, draws: Draws, count: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def make(self, draws: Draws, count: int, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         copied = draws.integers(1, self.vocabulary + 1, count, self.tokens)
         words = np.zeros((count, self.length + self.tokens), np.int64)
         places = np.tile(np.arange(self.tokens), (count, 1))

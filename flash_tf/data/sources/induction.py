@@ -43,7 +43,7 @@ class Induction(LabelledWords):
     def words(self) -> list[str]:
         return [*map(str, range(self.vocabulary)), "!"]
 
-    def make(self, draws: Draws, count: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def make(self, draws: Draws, count: int, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         words, rows = draws.integers(0, self.vocabulary, count, self.length), np.arange(count)
         place = draws.integers(0, self.length - 2, count)
         words[rows, place] = words[:, -1] = self.vocabulary

@@ -59,7 +59,7 @@ class ListOps(Generated):
             )
         self.min_length, self.max_length, self.depth, self.arguments = min_length, max_length, depth, arguments
 
-    def records(self, draws: Draws, count: int) -> Iterator[dict[str, Any]]:
+    def records(self, draws: Draws, count: int, split: str) -> Iterator[dict[str, Any]]:
         numbers = _numbers(draws)
         for _ in range(count):
             yield list_ops_words.example(*self._expression(numbers))

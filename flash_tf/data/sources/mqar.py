@@ -22,6 +22,8 @@ class Mqar(LabelledWords):
     Args:
       length: Words of an example, even.
       pairs: Pairs, at most a quarter of the length.
+      train_pairs: Numbers of pairs that training examples have in turn (default: `pairs`). A later paper mixes easier
+        examples into the training so (Arora et al., Based, arXiv:2402.18668).
       vocabulary: Number of words, even.
       power: The exponent of the power law is `power - 1`.
       random_non_queries: Whether the words between queries are random ones and not 0.
@@ -34,6 +36,7 @@ class Mqar(LabelledWords):
         self,
         length: int = 64,
         pairs: int = 4,
+        train_pairs: list[int] | None = None,
         vocabulary: int = 8192,
         power: float = 0.01,
         random_non_queries: bool = False,
@@ -42,23 +45,32 @@ class Mqar(LabelledWords):
         seed: int = 0,
     ):
         super().__init__(train, validation, seed)
-        self._need(pairs=pairs)
-        if length % 2 or 4 * pairs > length:
-            raise ValueError(f"mqar needs an even length of at least 4 x pairs, got {length} and {pairs} pairs")
-        if vocabulary % 2 or vocabulary // 2 - 1 < pairs:
-            raise ValueError(f"mqar needs an even vocabulary of more than 2 x pairs, got {vocabulary}, {pairs} pairs")
-        self.length, self.pairs, self.vocabulary = length, pairs, vocabulary
+        if train_pairs == []:
+            raise ValueError("mqar needs numbers of pairs in train_pairs, got none")
+        self._need(pairs=pairs, train_pairs=min(train_pairs or [1]))
+        most = max([pairs, *(train_pairs or [])])
+        if length % 2 or 4 * most > length:
+            raise ValueError(f"mqar needs an even length of at least 4 x pairs, got {length} and {most} pairs")
+        if vocabulary % 2 or vocabulary // 2 - 1 < most:
+            raise ValueError(f"mqar needs an even vocabulary of more than 2 x pairs, got {vocabulary}, {most} pairs")
+        self.length, self.pairs, self.train_pairs, self.vocabulary = length, pairs, train_pairs, vocabulary
         self.power, self.random_non_queries = power, random_non_queries
 
     @property
     def words(self) -> list[str]:
         return [str(i) for i in range(self.vocabulary)]
 
-    def make(self, draws: Draws, count: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        half, context = self.vocabulary // 2, 2 * self.pairs
-        keys = draws.distinct(1, half, count, self.pairs)
-        values = draws.distinct(half, self.vocabulary, count, self.pairs)
-        places = context + 2 * self._gaps(draws, count)
+    def make(self, draws: Draws, count: int, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        numbers = (split == "train" and self.train_pairs) or [self.pairs]
+        of_each = [self._make(draws, -(-(count - i) // len(numbers)), pairs) for i, pairs in enumerate(numbers)]
+        for i in range(count):
+            yield next(of_each[i % len(numbers)])
+
+    def _make(self, draws, count, pairs):
+        half, context = self.vocabulary // 2, 2 * pairs
+        keys = draws.distinct(1, half, count, pairs)
+        values = draws.distinct(half, self.vocabulary, count, pairs)
+        places = context + 2 * self._gaps(draws, count, pairs)
         shape = (count, self.length)
         words = draws.integers(0, self.vocabulary, *shape) if self.random_non_queries else np.zeros(shape, np.int64)
         words[:, 0:context:2], words[:, 1:context:2] = keys, values
@@ -67,10 +79,10 @@ class Mqar(LabelledWords):
         np.put_along_axis(labels, places, values, axis=1)
         return zip(words, labels, strict=True)
 
-    def _gaps(self, draws, count):
+    def _gaps(self, draws, count, pairs):
         """Different gaps for each row, drawn one after the other by their weights, int64 `[count, pairs]`."""
-        space = self.length // 2 - self.pairs
+        space = self.length // 2 - pairs
         weights = np.arange(1, space + 1) ** (self.power - 1)
         # The first events of processes with these rates come in the order of such draws.
         times = -np.log1p(-draws.uniform(count, space)) / weights
-        return np.argsort(times, axis=1, kind="stable")[:, : self.pairs]
+        return np.argsort(times, axis=1, kind="stable")[:, :pairs]

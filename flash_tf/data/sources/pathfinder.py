@@ -56,7 +56,7 @@ class Pathfinder(Generated):
             )
         self.size, self.contour_length, self.distractors = size, contour_length, distractors
 
-    def records(self, draws: Draws, count: int) -> Iterator[dict[str, Any]]:
+    def records(self, draws: Draws, count: int, split: str) -> Iterator[dict[str, Any]]:
         for _ in range(count):
             paths = self._paths(draws)
             label, one, end, other_end = draws.integers(0, 2, 4).tolist()
