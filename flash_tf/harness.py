@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from itertools import groupby, islice
+from itertools import count, groupby, islice
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
@@ -58,22 +58,23 @@ class HarnessModel(LM):
         rows = [[end, *ids] for ids in self.model.tokenizer.encode([request.args[0] for request in requests])]
         wanted = [json.dumps(request.args[1], sort_keys=True) for request in requests]
         order = iter(sorted(range(len(rows)), key=lambda i: (wanted[i], len(rows[i]))))
-        found = [""] * len(rows)
+        found, seeds = [""] * len(rows), count()  # each batch draws anew: a task may repeat a question
         for options, alike in groupby(order, key=lambda i: wanted[i]):
             sampler, most, until = _options(json.loads(options))
             while batch := list(islice(alike, ROWS)):
-                for i, text in zip(batch, self._continued([rows[i] for i in batch], sampler, most, until), strict=True):
+                texts = self._continued([rows[i] for i in batch], sampler, most, until, next(seeds))
+                for i, text in zip(batch, texts, strict=True):
                     found[i] = text
         return found
 
-    def _continued(self, rows, sampler, most, until):
+    def _continued(self, rows, sampler, most, until, seed):
         """The texts that follow rows of ids."""
         if self.window is not None:
             most = min(most, max(1, self.window // 2))
             rows = [row[-max(1, self.window - most) :] for row in rows]
         decode, end = self.model.tokenizer.decode, self.model.tokenizer.eos_id
         before, added, texts = [len(decode(row)) for row in rows], [[] for _ in rows], [""] * len(rows)
-        for tokens in self.model.stream(rows, most, sampler, stop_tokens=(end,)):
+        for tokens in self.model.stream(rows, most, sampler, seed, stop_tokens=(end,)):
             for i, token in enumerate(tokens):
                 if token is not None:
                     added[i].append(token)

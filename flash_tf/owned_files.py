@@ -307,8 +307,13 @@ def _swap(new, folder, old):
     if not folder.exists() or not any(folder.iterdir()):
         new.rename(folder)
     elif not _exchanged(new, folder):
-        folder.rename(old)
-        new.rename(folder)
+        try:
+            folder.rename(old)
+            new.rename(folder)
+        except BaseException:  # an interrupt too, because what is left beside the folder is removed
+            if not folder.exists():
+                old.rename(folder)
+            raise
     parent = os.open(folder.parent, os.O_RDONLY)
     os.fsync(parent)
     os.close(parent)

@@ -187,6 +187,16 @@ def test_a_continuation_is_greedy_if_generation_writes_it(case):
     assert kept and any(greedy)
 
 
+def test_a_question_that_is_asked_again_is_drawn_anew(case, monkeypatch):
+    from flash_tf import harness
+
+    monkeypatch.setattr(harness, "ROWS", 2)  # the same questions are in several batches
+    model, text = harness.HarnessModel(case[1]), case[3]["choice"][0]["q"]
+    asked = [request(text, {"max_gen_toks": 8, "do_sample": True, "temperature": 3.0})] * 6
+    found = model.generate_until(asked)
+    assert len(set(found)) == 6 and found == model.generate_until(asked)
+
+
 def test_generation_ends_before_the_first_stop_sequence_of_each_task(case):
     from flash_tf.harness import HarnessModel
 

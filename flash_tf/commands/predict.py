@@ -39,15 +39,18 @@ def run(args, log) -> None:
 
     if not os.path.isfile(args.file):
         raise ValueError(f"predict needs a file of examples, and there is no {args.file!r}")
-    source, shard = ExampleFiles(glob.escape(args.file), glob.escape(args.file)), args.file
-    format_of(shard)
+    format_of(args.file)
     folder, name = os.path.split(args.out or "")
     if args.out is not None:  # before the work
+        if not name or os.path.isdir(args.out):
+            raise ValueError(f"--out needs the name of a file, got the folder {args.out}")
         owned_files.check(folder or ".", [name], WRITER)
     trained = restore(args.model_dir, log.progress().line, args.checkpoint, threshold(args))
     if args.max_new_tokens is not None and not trained.model.causal:
         raise ValueError(f"--max-new-tokens is for answers to prompts, and {args.model_dir} has no causal model")
-    found = predict(trained, placed(source, "validation", shard), args.max_new_tokens)
+    path, keys = glob.escape(args.file), trained.config.data.source.get("keys")
+    examples = placed(ExampleFiles(path, path, keys), "validation", args.file)
+    found = predict(trained, examples, args.max_new_tokens)
     lines = (json.dumps(one, ensure_ascii=False) for one in found)
     if args.out is None:
         for line in lines:

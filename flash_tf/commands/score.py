@@ -26,7 +26,7 @@ def add_arguments(parser) -> None:
         action="store_true",
         help="each line is a JSON object with a prefix and a continuation: score the continuation after the prefix",
     )
-    text.add_argument("--key", default="text", metavar="KEY", help="for --documents key (default text)")
+    text.add_argument("--key", metavar="KEY", help="for --documents key (default text)")
     read = parser.add_argument_group("windows")
     read.add_argument(
         "--window",
@@ -47,6 +47,8 @@ def run(args, log) -> None:
     from flash_tf.scoring import Scorer, default_window
     from flash_tf.training.restore import restore
 
+    if args.key is not None and (args.conditional or args.documents != "key"):
+        raise ValueError(f"--key {args.key} is for --documents key")
     if not text_files.sizes(owned_files.reachable(args.file)):
         raise ValueError(f"score needs a text file, and there is no {args.file!r}")
     texts = _pairs(args.file) if args.conditional else _documents(args)
@@ -61,7 +63,7 @@ def run(args, log) -> None:
 def _documents(args):
     from flash_tf.data.sources.text_files import TextFiles
 
-    source = TextFiles(args.file, args.file, args.documents, args.key)
+    source = TextFiles(args.file, args.file, args.documents, "text" if args.key is None else args.key)
     return (text for shard in source.shards("validation") for text in source.documents("validation", shard))
 
 

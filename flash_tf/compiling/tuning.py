@@ -68,9 +68,16 @@ def faster(rows: list[dict], now: int) -> int:
 def _option(config):
     """The name of the size that the config's mixers have, and its value."""
     for option in (BLOCK, CHUNK):
-        for mixer in listed(config.model["mixer"]):
-            if option in (parameters := inspect.signature(MIXERS.get(mixer["type"])).parameters):
-                return option, mixer.get(option, parameters[option].default)
+        sizes = {
+            mixer.get(option, inspect.signature(MIXERS.get(mixer["type"])).parameters[option].default)
+            for mixer in listed(config.model["mixer"])
+            if _has(mixer, option)
+        }
+        if len(sizes) > 1:
+            said = " and ".join(map(str, sorted(sizes)))
+            raise ValueError(f"tune gives all mixers one {option}, and they have {said}: set one first")
+        if sizes:
+            return option, sizes.pop()
     names = ", ".join(dict.fromkeys(mixer["type"] for mixer in listed(config.model["mixer"])))
     raise ValueError(f"tune needs a mixer with a {BLOCK} or a {CHUNK}, and {names} has neither")
 

@@ -20,8 +20,9 @@ class Keys:
     """Finds the parts of an example in a record.
 
     Args:
-      columns: A part's name -> its key in a record; a dot leads into a nested record. A part that is not named has its
-        own name as key. If any part is named, an optional part that is not does not exist.
+      columns: A part's name -> its key in a record; a dot leads into a nested record, unless the record has the whole
+        key. A part that is not named has its own name as key. If any part is named, an optional part that is not does
+        not exist.
       parts: The names of the parts.
 
     Raises:
@@ -38,7 +39,7 @@ class Keys:
         """A part of an example; ValueError if its key is missing."""
         place, found = placed
         key = self.columns.get(part, part)
-        for name in key.split("."):
+        for name in [key] if isinstance(found, dict) and key in found else key.split("."):
             if not isinstance(found, dict) or name not in found:
                 keys = ", ".join(map(str, found)) if isinstance(found, dict) else "none"
                 raise ValueError(f"{place} has no key {key!r} for {part}; its keys are: {keys}")
@@ -116,7 +117,7 @@ class NumberLabel:
     def read(self, placed: Placed, value: Any) -> float:
         try:
             number = float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not abs(number) <= np.finfo(np.float32).max:
             raise ValueError(f"{placed[0]}: label must be a finite number of float32, got {value!r}")

@@ -84,6 +84,11 @@ def json_lines(path: str) -> Iterator[Record]:
 
 def tab_separated(path: str, keys: list[str] | None = None) -> Iterator[Record]:
     """The lines of a table, whose first has the keys unless they are given. Every value is a string."""
+    return (record for _, record in table_lines(path, keys))
+
+
+def table_lines(path: str, keys: list[str] | None = None) -> Iterator[tuple[int, Record]]:
+    """As `tab_separated`, each after the number of its line."""
     for number, line in enumerate(_lines(path), 1):
         row = line.rstrip("\r\n").split("\t")  # the module csv refuses fields of more than 128 kB
         if keys is None:
@@ -93,7 +98,7 @@ def tab_separated(path: str, keys: list[str] | None = None) -> Iterator[Record]:
         elif row != [""] and len(row) != len(keys):
             raise ValueError(f"{path}, line {number} needs {len(keys)} columns, got {len(row)}")
         elif row != [""]:
-            yield dict(zip(keys, row, strict=True))
+            yield number, dict(zip(keys, row, strict=True))
 
 
 def parquet(path: str) -> Iterator[Record]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from flash_tf.data import pixels
 from flash_tf.data.packing import Batch, Field
 from flash_tf.data.sources import ExampleSource
 from flash_tf.data.token_cache import StoppedError, TokenCache, mapped, renamed_when_done, write_whole
@@ -104,7 +105,7 @@ class RowCache(TokenCache):
     def _more(self) -> dict:
         checksums = getattr(self._source, "checksums", None)
         contents = {} if checksums is None else {"contents": checksums(self.split)}
-        return {"rows": self._encoder.identity(), **contents}
+        return {"rows": self._encoder.identity(), "grey": pixels.GREY, **contents}
 
     def _read(self, index: int) -> RowShard | None:
         try:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from flash_tf.pictures import page, style
-from flash_tf.pictures.records import TASKS, Run, by_task
+from flash_tf.pictures.records import Run, by_task
 
 POINTS = 200  # of a curve, each the mean of as many records as that needs
 BANDS = 4  # runs at most whose range is drawn: more would hide each other
@@ -38,6 +38,8 @@ class Quantity(NamedTuple):
       logarithmic: Whether the y axis is.
       loss: The function of a loss that the quantity is, None if it is not one. Validation is drawn for these.
       of_task: Whether it can be compared only between runs of one task.
+      of_tokens: Whether only runs whose loss is one of tokens have it.
+      per_token: What the y axis adds where all losses are of tokens.
     """
 
     name: str
@@ -49,17 +51,24 @@ class Quantity(NamedTuple):
     logarithmic: bool = False
     loss: Callable[[np.ndarray], np.ndarray] | None = None
     of_task: bool = True
+    of_tokens: bool = False
+    per_token: str = ""
+
+    def having(self, runs: Sequence[Run]) -> list[Run]:
+        """The runs that have the quantity."""
+        return [run for run in runs if run.task.of_tokens or not self.of_tokens]
 
 
 QUANTITIES = (
     Quantity(
         "loss",
         "Loss",
-        "loss (nats per token)",
+        "loss",
         f"{LINES} Dots are validation. A cross marks the end of a run that diverged.",
         lambda run: run.loss,
         "{:.3f}",
         loss=np.asarray,
+        per_token=" (nats per token)",
     ),
     Quantity(
         "perplexity",
@@ -70,6 +79,7 @@ QUANTITIES = (
         "{:,.2f}",
         logarithmic=True,
         loss=lambda x: np.exp(np.minimum(x, 700)),
+        of_tokens=True,
     ),
     Quantity(
         "throughput",
@@ -94,27 +104,30 @@ QUANTITIES = (
 
 def pictures(runs: Sequence[Run]) -> list[page.Picture]:
     """All pictures of some runs."""
-    apart = "; ".join(f"{group[0].task}: {', '.join(run.label for run in group)}" for group in by_task(runs))
+    shown = [quantity for quantity in QUANTITIES if quantity.having(runs)]
+    return [page.picture(one.name, one.title, _caption(one.having(runs), one), figure(runs, one)) for one in shown]
+
+
+def _caption(runs, quantity):
+    caption, groups = quantity.caption, by_task(runs)
+    if quantity.of_task and len(groups) > 1:
+        apart = "; ".join(f"{group[0].task}: {', '.join(run.label for run in group)}" for group in groups)
+        caption += f" Different tasks cannot be compared and have panels of their own. {apart}."
     untimed = ", ".join(run.label for run in runs if run.seconds is None)
-    found = []
-    for quantity in QUANTITIES:
-        caption = quantity.caption
-        if quantity.of_task and len(by_task(runs)) > 1:
-            caption += f" Different tasks cannot be compared and have panels of their own. {apart}."
-        if quantity.loss and untimed and len(runs) > 1:
-            caption += f" Without times, so against steps alone: {untimed}."
-        found.append(page.picture(quantity.name, quantity.title, caption, figure(runs, quantity)))
-    return found
+    if quantity.loss and untimed and len(runs) > 1:
+        caption += f" Without times, so against steps alone: {untimed}."
+    return caption
 
 
 def figure(runs: Sequence[Run], quantity: Quantity) -> Figure:
-    """A quantity of some runs: a row of panels for each task, against steps and, to compare losses, against time."""
+    """A quantity of the runs that have it: a row of panels for each task, against steps and, for losses, time."""
+    looks = {run.label: style.line_look(i) for i, run in enumerate(runs)}  # of all, so that all pictures agree
+    runs = quantity.having(runs)
     groups = by_task(runs) if quantity.of_task else [list(runs)]
     timed = [run for run in runs if run.seconds is not None] if quantity.loss and len(runs) > 1 else []
     drawn, axes = style.figure(len(groups), 2 if timed else 1, 3.9 if len(groups) == 1 else 3.2 * len(groups))
     of_one = f" of {runs[0].label}" if len(runs) == 1 else ""
     style.title(drawn, f"{quantity.title}{of_one}")
-    looks = {run.label: style.line_look(i) for i, run in enumerate(runs)}
     ends, beyond = [], False
     for row, group in zip(axes, groups, strict=True):
         panels = _Panels(row, quantity, group, looks, _unit(timed))
@@ -122,7 +135,7 @@ def figure(runs: Sequence[Run], quantity: Quantity) -> Figure:
         beyond |= panels.beyond
         if len(groups) > 1:
             row[0].set_title(style.literal(str(group[0].task)), fontsize=9, loc="left")
-    note = "Losses more than 1 nat above the highest start are drawn there." if beyond else ""
+    note = "Losses more than 1 above the highest start are drawn there." if beyond else ""
     style.legend(drawn, *_key(runs, quantity, looks), note=note)
     style.write_ends(drawn, ends)
     return drawn
@@ -143,7 +156,8 @@ class _Panels:
         self.beyond = any((loss > self._highest).any() for loss in losses)
         self._fill(row[0], lambda run: run.steps)
         style.steps_on_x(row[0])
-        row[0].set_ylabel(quantity.label)
+        of_tokens = all(run.task.of_tokens for run in runs)
+        row[0].set_ylabel(quantity.label + (quantity.per_token if of_tokens else ""))
         if len(row) > 1:
             seconds, name = unit
             self._fill(row[1], lambda run: None if run.seconds is None else run.seconds / seconds)
@@ -217,7 +231,7 @@ def _key(runs, quantity, looks):
     """Handles and labels of the legend: the runs, and what lines, dots and crosses mean."""
     lines = [Line2D([], [], linewidth=2, **looks[run.label]) for run in runs]
     names = ["training"] if len(runs) == 1 else [run.label for run in runs]
-    mark = {"color": style.GREY if len(runs) > 1 else style.COLOURS[0], "linestyle": "", "ms": 6}
+    mark = {"color": style.GREY if len(runs) > 1 else looks[runs[0].label]["color"], "linestyle": "", "ms": 6}
     if quantity.loss and any(run.evaluations for run in runs):
         lines.append(Line2D([], [], marker="o", **mark))
         names.append("validation")
@@ -235,19 +249,22 @@ def rows(runs: Sequence[Run]) -> list[list[str]]:
 def summary(run: Run) -> dict:
     """A run in figures; None where there is no value yet, or no finite one."""
     best, rates = run.best, run.rate[np.isfinite(run.rate)]
-    of_tokens = run.task.model in (None, *TASKS)  # the loss of a regressor or classifier has no perplexity
     loss = None if best is None else run.evaluations[best]
     return {
         "run": run.label,
         "steps": int(run.steps[-1]),
         "loss": _finite(run.loss[-1]),
         "best_validation_loss": loss,
-        "best_validation_perplexity": _finite(math.exp(min(loss, 700))) if loss is not None and of_tokens else None,
+        "best_validation_perplexity": _finite(_perplexity(loss)) if run.task.of_tokens and best is not None else None,
         "best_step": best,
         "tokens_per_second": float(np.median(rates)) if len(rates) else None,
         "hours": None if run.seconds is None else float(run.seconds[-1]) / 3600,
         "state": _state(run),
     }
+
+
+def _perplexity(loss):
+    return math.exp(min(loss, 700))  # of more, a float is too small
 
 
 def _finite(x):
@@ -282,15 +299,12 @@ _TEXT = (
 
 
 def evaluations(runs: Sequence[Run]) -> list[page.Table]:
-    """Every validation loss of every run."""
-    head = ("step", "validation loss", "perplexity")
-    return [
-        page.Table(
-            f"All evaluations of {run.label}",
-            head,
-            [[f"{s:,}", f"{x:.4f}", f"{math.exp(min(x, 700)):,.2f}"] for s, x in run.evaluations.items()],
-            folded=True,
-        )
-        for run in runs
-        if run.evaluations
-    ]
+    """Every validation loss of every run, and its perplexity if it has one."""
+    return [_evaluations(run) for run in runs if run.evaluations]
+
+
+def _evaluations(run):
+    columns = 3 if run.task.of_tokens else 2
+    found = [[f"{s:,}", f"{x:.4f}", f"{_perplexity(x):,.2f}"][:columns] for s, x in run.evaluations.items()]
+    head = ("step", "validation loss", "perplexity")[:columns]
+    return page.Table(f"All evaluations of {run.label}", head, found, folded=True)

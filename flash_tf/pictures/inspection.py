@@ -107,7 +107,7 @@ def look(model: keras.Model, ids: np.ndarray, layers: Collection[int] = ()) -> I
     for block in model.blocks:
         index = next((i for i, mixer in enumerate(mixers) if mixer is block.inner), None)
         if index is not None and (not layers or index in layers):
-            seen = block.norm(x)
+            seen = x if block.post_norm else block.norm(x)  # as in the block's call
             yield _layer(index, parts_of[index], block.inner, array(seen[0]), block.inner(seen, positions=positions), x)
         x = block(x, positions=positions)
 
@@ -385,7 +385,7 @@ def read(
     for layer in look(model, ids, layers):
         summaries.append(summary(layer))
         sums.append(row_sums(layer.parts[0]))
-        blind = [part.name for part in layer.parts if not part.seen.any()]
+        blind += [part.name for part in layer.parts if not part.seen.any()]
         drawn = layer_figure(layer, named, text)
         pictures.append(page.picture(f"inspect_layer_{layer.index:02d}", f"Layer {layer.index}", CAPTION, drawn))
     first = page.picture("inspect_overview", "All layers", "", overview(summaries, sums, text))

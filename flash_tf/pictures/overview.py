@@ -93,15 +93,19 @@ def _accumulated_of_layers(axes, parts, layers):
 
 
 def _row_sums_of_layers(axes, layers, sums_of_rows):
-    """On a logarithmic axis where layers differ much; a layer whose weights are all zero is a cross at the bottom."""
+    """On a logarithmic axis where layers differ much and no sum is negative.
+
+    A layer whose row sums are all zero is a cross at the bottom.
+    """
     low, middle, high = (np.array([np.quantile(one, q) for one in sums_of_rows]) for q in (0.1, 0.5, 0.9))
-    alive, at = middle > 0, np.array(layers)
+    alive, at = np.array([one.any() for one in sums_of_rows]), np.array(layers)
+    lowest = low.min()  # negative where weights have signs
     ends = [(middle - low)[alive], (high - middle)[alive]]
     axes.errorbar(at[alive], middle[alive], ends, fmt="o", color=style.COLOURS[0], capsize=3)
-    if alive.any() and middle[alive].max() > 10 * middle[alive].min():
+    if alive.any() and lowest >= 0 and middle[alive].max() > 10 * middle[alive].min() > 0:
         style.logarithmic(axes)
     else:
-        axes.set_ylim(bottom=0, top=None if alive.any() else 1)
+        axes.set_ylim(bottom=min(0, lowest), top=None if alive.any() else 1)
     if not alive.all():
         look = {"color": DEAD, "ms": 7, "mew": 2, "clip_on": False}
         axes.plot(at[~alive], np.zeros(sum(~alive)), "x", **look, transform=axes.get_xaxis_transform())

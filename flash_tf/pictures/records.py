@@ -38,6 +38,11 @@ class Task:
     tokenizer: str | None = None
     masked: float | None = None
 
+    @property
+    def of_tokens(self) -> bool:
+        """Whether the loss is one of predicted tokens, which has a perplexity; True where the folder does not say."""
+        return self.model in (None, *TASKS)
+
     def comparable(self, other: "Task") -> bool:
         """Whether losses of the two may stand on one axis: no value that both know differs."""
         pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
@@ -62,7 +67,7 @@ class Run:
       folder: Its path.
       task: The meaning of its loss.
       steps: Ascending.
-      loss: Mean negative log-likelihood of a predicted token.
+      loss: The mean negative log-likelihood of a predicted token for language models, the task's loss for others.
       gradient_norm: Before clipping.
       rate: Tokens a second.
       seconds: Time of all training steps so far, without evaluations and pauses between starts; None if unknown.

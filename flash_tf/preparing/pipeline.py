@@ -56,8 +56,9 @@ def run(work: Work, tasks: Sequence[Task], flags: Sequence[str], processes: int)
 
 def check(flags: Sequence[str]) -> None:
     """Raises a ValueError for flags that Beam does not know."""
-    known = PipelineOptions(list(flags)).get_all_options()
+    options = PipelineOptions(list(flags))
+    unknown = options.get_all_options(retain_unknown_options=True).keys() - options.get_all_options().keys()
     for flag in flags:
-        name = flag.lstrip("-").partition("=")[0]
-        if flag.startswith("-") and name not in known:
-            raise ValueError(f"Apache Beam has no option {flag.partition('=')[0]}")
+        spelled = flag.partition("=")[0]
+        if spelled.lstrip("-").replace("-", "_") in unknown:
+            raise ValueError(f"Apache Beam has no option {spelled}")

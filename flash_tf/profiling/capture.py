@@ -48,7 +48,11 @@ class Capture:
         tf.profiler.experimental.stop(save=False)
 
     def _files(self):
-        return tf.io.gfile.glob(os.path.join(self.folder, "plugins", "profile", "*", "*.xplane.pb"))
+        # Not by a glob: the folder may have brackets in its name, as one of a sweep over lists has.
+        below = tf.io.gfile.walk(os.path.join(self.folder, "plugins", "profile"))
+        return [
+            os.path.join(folder, name) for folder, _, names in below for name in names if name.endswith(".xplane.pb")
+        ]
 
 
 def _accelerators():

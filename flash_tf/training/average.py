@@ -39,7 +39,7 @@ def average(model_dir: str, last: int, out: str, report: Callable[[str], None]) 
     owned_files.check_folder(out, WRITER, _older)  # before the work
     tokenizer = load_tokenizer(config, model_dir)
     variables = {v.path: v for v in modelling.make_model(config).weights}
-    steps, sums = _sums(model_dir, tokenizer, variables, last, report)
+    steps, sums = _sums(model_dir, tokenizer, variables, last, config.train.keep, report)
     if len(steps) < last:
         raise ValueError(
             f"{model_dir} has {len(steps)} good checkpoints to average, --last asks for {last}: "
@@ -58,11 +58,11 @@ def average(model_dir: str, last: int, out: str, report: Callable[[str], None]) 
     return steps
 
 
-def _sums(model_dir, tokenizer, variables, last, report):
+def _sums(model_dir, tokenizer, variables, last, keep, report):
     """The steps of the last good checkpoints, and the sums of their variables in float64."""
     checkpoints, steps = Checkpoints(f"{model_dir}/checkpoints"), []
     sums = {name: np.zeros(v.shape, np.float64) for name, v in variables.items()}
-    for step in reversed(checkpoints.steps()):
+    for step in reversed(checkpoints.steps()[-keep:]):  # an older one is the best, which a run keeps too
         try:
             notes = checkpoints.restore(variables, step)
         except DamagedCheckpoint as error:

@@ -20,6 +20,7 @@ from flash_tf.profiling.capture import Capture
 from flash_tf.profiling.latency import Work
 from flash_tf.profiling.operations import memory_of
 from flash_tf.training import modelling, preflight, run_directory
+from flash_tf.training.inputs import tokenizer_of_words
 from flash_tf.training.progress import Progress, peak_flops
 from flash_tf.training.run import open_stream
 from flash_tf.training.strategy import device_name, make_strategy
@@ -112,7 +113,8 @@ def _cut_short(config, model_dir, steps, per_loop):
     data = config.data
     if model_dir is not None:
         tokens = data.cache or f"{os.path.abspath(model_dir)}/tokens"
-        data = dataclasses.replace(data, tokenizer=model_dir, cache=tokens)
+        tokenizer = model_dir if tokenizer_of_words(config) is None else None
+        data = dataclasses.replace(data, tokenizer=tokenizer, cache=tokens)
         config = dataclasses.replace(config, init_from=None)
     return dataclasses.replace(config, train=train, data=data, profile=None)
 

@@ -66,7 +66,9 @@ def sweep(
 
 def _choices(override):
     """The key of an override, and the different values between its commas outside brackets."""
-    key, _, text = override.partition("=")
+    key, equals, text = override.partition("=")
+    if not equals:
+        raise ValueError(f"--set needs key=value, got {override!r}")
     values, depth = [""], 0
     for c in text:
         depth += (c in OPEN) - (c in CLOSE)

@@ -178,6 +178,7 @@ def test_ids_leave_room_for_the_special_ones():
         ({"type": "copying", "length": 4, "tokens": 5}, "at least its tokens, got 4 and 5"),
         ({"type": "list_ops", "min_length": 9, "max_length": 10}, "min_length 9, max_length 10"),
         ({"type": "list_ops", "depth": 3, "arguments": 4}, "expressions of up to 26 words"),
+        ({"type": "list_ops", "min_length": 0, "arguments": 1}, "list_ops needs arguments of 2 or more, got 1"),
     ],
 )
 def test_options_without_an_example_are_refused(options, message):

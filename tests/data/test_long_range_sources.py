@@ -78,14 +78,19 @@ def test_pictures_follow_from_seed_and_split_and_have_the_size_that_was_asked_fo
 
 
 def test_an_image_is_read_as_the_words_of_its_grey_pixels():
-    image = np.random.default_rng(0).integers(0, 256, [5, 4, 3]).astype("uint8")
-    grey = tf.image.rgb_to_grayscale(image).numpy()[..., 0]
-    read = np.array([int(word) for word in pixels.as_text(image).split()]).reshape(5, 4)
-    assert np.abs(read - grey.astype(int)).max() <= 1
+    grey = np.random.default_rng(0).integers(0, 256, [5, 4]).astype("uint8")
     assert pixels.as_text(grey) == pixels.as_text(grey[..., None]) == " ".join(map(str, grey.ravel()))
     tokenizer = word_level.of_pieces([*word_level.SPECIAL, *pixels.WORDS], 264)
     (row,) = TextEncoder(tokenizer, 22, None, ClassLabel(2, None)).rows([("here", {"text": grey, "label": 1})])
     assert row["tokens"].tolist() == [tokenizer.cls_id, *(grey.ravel().astype(int) + FIRST), tokenizer.eos_id]
+
+
+def test_colours_become_the_greys_of_tensorflow():
+    colours = np.random.default_rng(0).integers(0, 256, [100, 100, 3]).astype("uint8")
+    greys = np.repeat(np.arange(256, dtype="uint8"), 3).reshape(16, 16, 3)
+    for image in (colours, greys):
+        assert pixels.as_text(image) == pixels.as_text(tf.image.rgb_to_grayscale(image).numpy())
+    assert pixels.as_text(greys).split() == pixels.WORDS
 
 
 def test_the_arenas_list_ops_are_read_without_parentheses_as_the_generators_own(tmp_path):
@@ -103,6 +108,20 @@ def test_the_arenas_list_ops_are_read_without_parentheses_as_the_generators_own(
         read(type="list_ops_files", train=str(tmp_path / "bad*"), validation="")
     (tmp_path / "bad_train.tsv").write_text("source\tlabel\n")
     assert read(type="list_ops_files", train=str(tmp_path / "bad*"), validation="") == []
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("\t3", "an expression as Source and a digit as Target, got '' and '3'"),
+        ("[MIN 2 3 ]\t[MIN", r"an expression as Source and a digit as Target, got '\[MIN 2 3 \]' and '\[MIN'"),
+        ("[MUL 2 ]\t3", r"the words of ListOps, got '\[MUL'"),
+    ],
+)
+def test_a_line_that_is_no_example_of_list_ops_is_named_with_its_number(tmp_path, line, said):
+    (tmp_path / "a.tsv").write_text(f"Source\tTarget\n[MIN 2 3 ]\t2\n\n{line}\n")
+    with pytest.raises(ValueError, match=f"a.tsv, line 4 needs {said}$"):
+        read(type="list_ops_files", train=str(tmp_path / "a.tsv"), validation="")
 
 
 def test_a_table_without_keys_in_its_first_line_takes_the_configs(tmp_path):

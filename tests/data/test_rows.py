@@ -1,13 +1,17 @@
 """Labelled examples as rows: pairs, prompts and questions over long texts, each by its documented rule."""
 
 import json
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from flash_tf.data import pixels
 from flash_tf.data.encoders import IGNORED, AnswerEncoder, ClassLabel, NumberLabel, TextEncoder, TwoTextEncoder
 from flash_tf.data.rows import RowCache, RowPacking
 from flash_tf.data.sources.example_files import ExampleFiles
+from flash_tf.data.sources.hf_datasets import HfDatasets
 from flash_tf.data.spans import SpanEncoder
 from flash_tf.data.stream import EvaluationBatches, WindowStream
 from flash_tf.models.span import best_spans
@@ -64,6 +68,18 @@ def test_columns_name_keys_also_in_nested_records_and_say_whether_there_is_a_sec
     assert ids(row) == [2, 12, 1]
     with pytest.raises(ValueError, match=r"file, example 1 has no key 'a.b' for text; its keys are: c"):
         rows(encoder, {"a": {"c": "c"}, "y": 1})
+
+
+def test_a_key_with_a_dot_is_found_before_a_nested_record():
+    encoder = TextEncoder(Words(), 9, {"text": "a.1", "label": "y"}, ClassLabel(2, None))
+    whole, nested = rows(encoder, {"a.1": "b", "a": {"1": "c"}, "y": 1}, {"a": {"1": "c"}, "y": 1})
+    assert (ids(whole), ids(nested)) == ([2, 11, 1], [2, 12, 1])
+
+
+@pytest.mark.parametrize("value", [10**400, "nan", "x", None])
+def test_a_label_that_is_no_finite_number_is_refused_with_its_place(value):
+    with pytest.raises(ValueError, match="^file, example 1: label must be a finite number of float32, got "):
+        rows(TextEncoder(Words(), 9, None, NumberLabel()), {"text": "a", "label": value})
 
 
 def test_only_an_answer_and_its_end_are_labels_and_a_long_prompt_loses_its_beginning():
@@ -192,3 +208,26 @@ def test_a_label_that_is_corrected_is_read_anew(tmp_path):
         source = ExampleFiles(str(path), str(path))
         shard = RowCache(tmp_path / "rows", source, Words(), "train", encoder).get(0)
         assert shard.values["labels"].tolist() == [label]
+
+
+def test_shards_of_another_size_are_made_anew(tmp_path, monkeypatch):
+    class Split(list):
+        _fingerprint = "one"
+
+    found = {split: Split({"text": "a", "label": i} for i in range(10)) for split in ("train", "validation")}
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_from_disk=lambda path: found))
+    encoder = TextEncoder(Words(), 8, None, NumberLabel())
+    for size, shards in ((4, ["train[0:4]", "train[4:8]", "train[8:10]"]), (16, ["train[0:10]"])):
+        cache = RowCache(tmp_path, HfDatasets("folder", examples_per_shard=size), Words(), "train", encoder)
+        assert cache.shards == shards
+        labels = [cache.get(i).values["labels"].tolist() for i in range(len(shards))]
+        assert sum(labels, []) == list(range(10))
+
+
+def test_rows_are_made_anew_after_a_change_of_the_rule_for_grey(tmp_path, monkeypatch):
+    path, encoder = tmp_path / "all.jsonl", TextEncoder(Words(), 8, None, NumberLabel())
+    path.write_text('{"text": "ab", "label": 3}\n')
+    made = lambda: RowCache(tmp_path, ExampleFiles(str(path), str(path)), Words(), "train", encoder).directory  # noqa: E731
+    before = made()
+    monkeypatch.setattr(pixels, "GREY", "another")
+    assert made() != before

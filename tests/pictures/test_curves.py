@@ -208,6 +208,24 @@ def test_a_run_that_does_not_say_its_tokenizer_is_compared_by_what_it_says(tmp_p
     assert len(records.by_task(records.read_all(folders))) == 1
 
 
+def test_only_runs_of_language_models_have_a_perplexity(tmp_path):
+    folders = [run_directory(tmp_path / name, steps=5, evaluations=(5,)) for name in ("rows", "tokens")]
+    give_tasks(folders, ("model: {type: regressor, vocabulary_size: 100}\n", TASK), (b"one", b"one"))
+    runs = records.read_all(folders)
+    assert [one.name for one in curves.pictures(runs[:1])] == ["loss", "throughput", "gradient_norm"]
+    assert curves.summary(runs[0])["best_validation_perplexity"] is None
+    assert [table.head[1:] for table in curves.evaluations(runs)] == [
+        ("validation loss",), ("validation loss", "perplexity"),
+    ]  # fmt: skip
+    assert [len(table.rows[0]) for table in curves.evaluations(runs)] == [2, 3]
+    assert [axes.get_ylabel() for axes in drawn(runs, "loss").axes[::2]] == ["loss", "loss (nats per token)"]
+    both = curves.pictures(runs)
+    assert both[1].name == "perplexity" and "rows" in both[0].caption and "rows" not in both[1].caption
+    perplexity = drawn(runs, "perplexity")
+    assert perplexity.get_suptitle() == "Perplexity of tokens"
+    assert perplexity.axes[0].lines[0].get_color() == drawn(runs, "loss").axes[2].lines[0].get_color()
+
+
 def test_a_run_that_diverged_ends_in_a_cross_and_leaves_others_in_sight(tmp_path):
     loss = lambda s: 8 - s / 100 if s < 50 else 1e5 if s < 60 else math.nan  # noqa: E731
     folders = [run_directory(tmp_path / "good"), run_directory(tmp_path / "bad", 80, evaluations=(), loss=loss)]
@@ -218,7 +236,7 @@ def test_a_run_that_diverged_ends_in_a_cross_and_leaves_others_in_sight(tmp_path
     cross = lines_of(figure)[-1]
     assert cross[0] == 59 and cross[1] == pytest.approx(8.99 + 1) == figure.axes[0].dataLim.y1
     assert labels(figure) == ["good", "bad", "validation", "diverged"]
-    assert len(figure.axes) == 2 and "1 nat above" in figure.legends[0].get_title().get_text()
+    assert len(figure.axes) == 2 and "1 above" in figure.legends[0].get_title().get_text()
 
 
 def test_what_a_run_does_not_have_is_left_out_and_said(tmp_path):

@@ -13,6 +13,7 @@ from flash_tf.models.causal_lm import CausalLM
 from flash_tf.models.masked_lm import MaskedLM
 from flash_tf.pictures import inspection, measures
 from flash_tf.pictures.formulas import array
+from flash_tf.pictures.overview import overview
 from tests import tiers
 from tests.numerics import FLOAT32, FLOAT64, relative_error
 
@@ -68,11 +69,13 @@ def test_layers_are_fed_what_the_model_feeds_them_and_reproduce_what_it_puts_out
     assert all(layer.disagreement < FLOAT32 for layer in layers)
 
 
-def test_what_layers_add_to_the_embedding_is_what_the_model_encodes():
-    looked = model("flash")
+@pytest.mark.parametrize("options", [{}, {"norm": "layer_norm", "post_norm": True}], ids=["pre-norm", "post-norm"])
+def test_what_layers_add_to_the_embedding_is_what_the_model_encodes(options):
+    looked = model("flash", **options)
     x = array(looked.embed(IDS[None], np.arange(len(IDS))[None])[0])
-    for layer, mixer in zip(inspection.look(looked, IDS), looked.mixers, strict=True):
-        x = x + sum(part.output for part in layer.parts) + array(mixer.out_projection.bias)
+    for layer, block in zip(inspection.look(looked, IDS), looked.blocks, strict=True):
+        x = x + sum(part.output for part in layer.parts) + array(block.inner.out_projection.bias)
+        x = array(block.norm(x[None].astype("float32"))[0]) if looked.post_norm else x
     encoded = ops.convert_to_numpy(looked.encode(IDS[None]))[0]
     assert relative_error(ops.convert_to_numpy(looked.final_norm(x[None].astype("float32")))[0], encoded) < FLOAT32
 
@@ -132,6 +135,37 @@ def test_layers_of_different_mixers_are_in_one_table_and_picture():
         one.strip() for one in head
     ]
     assert [set(one["parts"]) for one in found.summaries] == [{"local", "global"}, {"attention"}]
+
+
+def test_a_layer_that_a_short_text_leaves_blind_is_said_to_be_so_whatever_follows_it():
+    mixed = model("flash", mixer=[FLASH, {"type": "gau", "key_dim": 16}])
+    found = inspection.read(mixed, Letters(), "a", longest=64)
+    assert any("The global part sees nothing" in note for note in found.notes)
+
+
+def row_sums_of_layers(*sums):
+    """The panel of the overview for layers with such row sums."""
+    parts = {"attention": {"share": 1.0, "dead_rows": 0.0, "accumulated": None}}
+    summaries = [{"layer": i, "parts": parts} for i in range(len(sums))]
+    return overview(summaries, [np.array([one]) for one in sums], "a text").axes[0]
+
+
+@pytest.mark.parametrize(
+    ("sums", "crosses", "scale"),
+    [
+        ([[-3, -2, -1], [0, 0, 0], [1, 20, 30]], [1], "linear"),
+        ([[0, 0, 0, 5], [1, 1, 1, 1]], [], "linear"),
+        ([[1, 1], [20, 20]], [], "log"),
+        ([[1, 1], [20, 20], [0, 0]], [2], "log"),
+    ],
+)
+def test_only_layers_whose_row_sums_are_all_zero_get_a_cross(sums, crosses, scale):
+    axes = row_sums_of_layers(*sums)
+    dots, *_ = axes.lines
+    marked = [x for line in axes.lines if line.get_marker() == "x" for x in line.get_xdata()]
+    assert marked == crosses and sorted([*dots.get_xdata(), *marked]) == list(range(len(sums)))
+    assert axes.get_yscale() == scale
+    assert scale == "log" or axes.get_ylim()[0] == min(0, *(np.quantile(one, 0.1) for one in sums))
 
 
 @pytest.mark.parametrize("name", tiers.thinned(list(MODELS), "flash", "transformer"))

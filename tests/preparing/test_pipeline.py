@@ -82,6 +82,9 @@ def test_a_flag_that_beam_does_not_know_is_refused_before_any_work(many, tmp_pat
     _, errors = (failed := start(many, tmp_path / "out", "--beam", "--runer=DataflowRunner")).communicate()
     assert failed.returncode == 1 and not (tmp_path / "out").exists()
     assert errors.splitlines() == ["flash-tf: Apache Beam has no option --runer"]
+    from flash_tf.preparing import pipeline
+
+    pipeline.check(["--runner=DataflowRunner", "--no_use_public_ips", "--worker_machine_type=n1-standard-4"])
 
 
 def test_beams_own_flags_choose_a_runner(many, tmp_path):

@@ -187,6 +187,22 @@ def test_figures_of_two_replicas_are_of_a_step_and_an_operation_is_counted_once(
     assert all(one[name] == two[name] for name in one.keys() & two.keys())
 
 
+def test_a_folder_with_brackets_has_its_trace_found(tmp_path):
+    capture = Capture(str(tmp_path / "optimizer.betas=[0.9, 0.99]"), "train")
+    with capture.step(1):
+        tf.constant(1) + 1
+    assert [Path(file).suffixes for file in capture.stop()] == [[".xplane", ".pb"]]
+
+
+def test_a_run_of_a_source_with_words_of_its_own_is_profiled_with_a_tokenizer_made_of_them(folder):
+    source = {"type": "induction", "length": 8, "vocabulary": 11}
+    model = {"type": "causal_lm", "vocabulary_size": 24}
+    words = config.load(runs.write(folder, model=model, data={"source": source, "tokenizer": None}))
+    texts = config.load(runs.write(folder))
+    assert profiles._cut_short(words, "run", 1, 1).data.tokenizer is None
+    assert profiles._cut_short(texts, "run", 1, 1).data.tokenizer == "run"
+
+
 def test_what_cannot_be_profiled_is_said_in_one_line_and_leaves_nothing(folder, tmp_path):
     with pytest.raises(ValueError, match="--steps must be 1 or more, got 0"):
         profile(folder, steps=0)

@@ -175,6 +175,22 @@ def test_where_names_cannot_be_exchanged_a_killed_process_loses_no_folder(tmp_pa
     assert (out / "a").read_text() == "2" and [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+def test_where_names_cannot_be_exchanged_a_rename_that_fails_brings_the_older_folder_back(tmp_path, monkeypatch):
+    out, rename = tmp_path / "out", Path.rename
+    replace(out, a="1")
+
+    def fails(self, to):
+        if self.name == "new":
+            raise OSError("stale")
+        return rename(self, to)
+
+    monkeypatch.setattr(owned_files, "_exchanged", lambda one, other: False)
+    monkeypatch.setattr(Path, "rename", fails)
+    with pytest.raises(OSError, match="stale"):
+        replace(out, a="2")
+    assert (out / "a").read_text() == "1" and [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
 @pytest.mark.parametrize("where", ["local", "bucket"])
 def test_files_among_others_are_written_over_only_while_they_are_ours(tmp_path, where):
     tf = pytest.importorskip("tensorflow")

@@ -1,5 +1,6 @@
 """Which checkpoints count, which one a run continues from, and which ones stay."""
 
+import re
 import shutil
 
 import numpy as np
@@ -358,6 +359,14 @@ def test_an_average_leaves_damaged_checkpoints_out_and_overwrites_nothing_of_oth
         average(str(copy), 2, str(tmp_path / "out"), lines.append)
     with pytest.raises(ValueError, match="--last must be 1 or more, got 0"):
         average(str(copy), 0, str(tmp_path / "new"), lines.append)
+
+
+def test_an_average_is_of_the_newest_and_not_of_an_older_best(copy, tmp_path):
+    file = copy / "config.yaml"
+    file.write_text(re.sub(r"\bkeep: \d+", "keep: 2", file.read_text()))
+    with pytest.raises(ValueError, match="has 2 good checkpoints to average, --last asks for 3"):
+        average(str(copy), 3, str(tmp_path / "out"), pytest.fail)
+    assert average(str(copy), 2, str(tmp_path / "out"), pytest.fail) == [8, 6]
 
 
 @pytest.mark.parametrize("strategy", ["one_device", pytest.param("jax", marks=pytest.mark.full)])

@@ -36,13 +36,14 @@ class HfDatasets:
         self.examples_per_shard = examples_per_shard
 
     def shards(self, split: str) -> list[str]:
-        count, name = len(self._split(split)), self.splits[split]
-        return [f"{name}[{start}:]" for start in range(0, count, self.examples_per_shard)]
+        """Slices, for example `train[0:16384]`: a cache of shards of another size does not count."""
+        count, name, step = len(self._split(split)), self.splits[split], self.examples_per_shard
+        return [f"{name}[{start}:{min(start + step, count)}]" for start in range(0, count, step)]
 
     def examples(self, split: str, shard: str) -> Iterator[dict[str, Any]]:
-        start = int(shard.rpartition("[")[2].removesuffix(":]"))
+        start, end = map(int, shard.rpartition("[")[2].removesuffix("]").split(":"))
         found = self._split(split)
-        for index in range(start, min(start + self.examples_per_shard, len(found))):
+        for index in range(start, end):
             yield found[index]
 
     def identity(self) -> dict:

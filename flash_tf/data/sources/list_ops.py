@@ -51,6 +51,8 @@ class ListOps(Generated):
         seed: int = 0,
     ):
         super().__init__(train, validation, seed)
+        if arguments < 2:
+            raise ValueError(f"list_ops needs arguments of 2 or more, got {arguments}")
         longest = _longest(depth, arguments)
         if not 0 <= min_length < max_length - 1 or min_length >= longest:
             raise ValueError(
@@ -106,4 +108,4 @@ def _longest(depth, arguments):
     length = 1
     for _ in range(depth - 1):
         length = 2 + arguments * length
-    return length if arguments >= 2 else 1
+    return length

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from flash_tf.data import list_ops_words
-from flash_tf.data.example_formats import Record, checksums, listed, matching, tab_separated, with_sizes
+from flash_tf.data.example_formats import Record, checksums, listed, matching, table_lines, with_sizes
 from flash_tf.data.list_ops_words import INDEX
 from flash_tf.data.sources import SOURCES
 
@@ -34,13 +34,17 @@ class ListOpsFiles:
         return matching(self.globs[split], split, "list_ops_files")
 
     def examples(self, split: str, shard: str) -> Iterator[Record]:
-        for number, record in enumerate(tab_separated(shard), 2):
+        for number, record in table_lines(shard):
             if missing := [key for key in KEYS if key not in record]:
                 raise ValueError(f"{shard} needs the columns {' and '.join(KEYS)}, got no {missing[0]}")
-            words = [word for word in record["Source"].split() if word not in PARENTHESES]
-            if wrong := [word for word in [*words, record["Target"]] if word not in INDEX]:
+            source, target = (record[key] for key in KEYS)
+            words = [word for word in source.split() if word not in PARENTHESES]
+            if wrong := [word for word in [*words, target] if word not in INDEX]:
                 raise ValueError(f"{shard}, line {number} needs the words of ListOps, got {wrong[0]!r}")
-            yield list_ops_words.example(words, int(record["Target"]))
+            if not words or not target.isdecimal():
+                needed = "an expression as Source and a digit as Target"
+                raise ValueError(f"{shard}, line {number} needs {needed}, got {source[:40]!r} and {target!r}")
+            yield list_ops_words.example(words, int(target))
 
     def checksums(self, split: str) -> list[int]:
         return checksums(self.shards(split))
