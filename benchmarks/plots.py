@@ -12,6 +12,7 @@ device, and the newest row of each measurement; rows of variants are left out. T
 import argparse
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -255,11 +256,13 @@ def decoding_figures(rows: list[Row]) -> dict[str, Figure]:
 
 
 def recall_figures(rows: list[Row]) -> dict[str, Figure]:
-    """`recall_TASK`: a panel for each size of the task, and width, with a point for each system."""
+    """`recall_TASK`: a panel for each size of the task, and width, with a point for each of its systems."""
     rows, found = result_files.newest(rows, *recall.MEASURED), {}
     for task in dict.fromkeys(row["task"] for row in rows):
         of_task = [row for row in rows if row["task"] == task]
-        kinds = list(dict.fromkeys(map(recall.size, of_task)))
+        kinds = [kind for kind, many in Counter(map(recall.size, of_task)).items() if many > 1]  # one compares nothing
+        if not kinds:
+            continue
         title = f"{task}: accuracy against the state of one text, {_devices(of_task)}"
         figure, panels = plot_style.figure(title, len(kinds))
         for axes, kind in zip(panels, kinds, strict=True):
@@ -272,7 +275,8 @@ def recall_figures(rows: list[Row]) -> dict[str, Figure]:
                 axes.plot([state / 2**10], [percent], color=color, label=f"{label} {percent}%", marker="o", lw=0)
             axes.set_xscale("log", base=2)
             axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-            axes.set_xlabel(f"state (KiB): {recall.described(own[0])}, width {own[0]['width']}")
+            size = recall.described(own[0], then="\n")  # in one line it would reach into the next panel
+            axes.set_xlabel(f"state (KiB): {size}, width {own[0]['width']}")
             axes.set_ylabel("accuracy (%)")
             axes.set_ylim(-3, 103)
             plot_style.label_lines(axes, size=min(9.0, plot_style.FITTING / len(own)))

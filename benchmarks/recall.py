@@ -2,7 +2,7 @@
 
     python -m benchmarks.recall OUT                              # multi-query associative recall
     python -m benchmarks.recall OUT --length 256 --pairs 16 --examples 128 --widths 64 128
-    python -m benchmarks.recall OUT --length 256 --pairs 16 --examples 128 --train-pairs 4 8 16
+    python -m benchmarks.recall OUT --length 256 --pairs 16 --examples 128 --train-pairs 4 8 16 --steps 16000
     python -m benchmarks.recall OUT --task selective_copying
     python -m benchmarks.recall --table
 
@@ -10,7 +10,7 @@ The systems are the configs of `configs/recall`, at each width and learning rate
 at a time, in folders of OUT. A row has the scores at each rate on 3,000 validation examples, after the last step; the
 table has the best rate, which the same examples choose. A row is written when the runs of all rates have ended. A run
 that is complete in OUT is not trained again, so the command may be stopped and started again. A row names the commit at
-hand: other code or options need another OUT. Rows of other lengths, pairs, examples a step or widths are other
+hand: other code or options need another OUT. Rows of other lengths, pairs, examples a step, steps or widths are other
 measurements, and so are rows of models that were trained with several numbers of pairs.
 """
 
@@ -27,7 +27,7 @@ TASKS = {"mqar": "recall/transformer_plus_plus", "selective_copying": "recall/se
 OTHER = ("copying_mamba", "induction_mamba", "selective_copying_mamba")  # whose data differs, not the system
 RATES = (1e-3, 3e-3)
 WIDTH = 128
-MEASURED = ("task", "length", "pairs", "train_pairs", "examples", "width", "system")  # what a row is about
+MEASURED = ("task", "length", "pairs", "train_pairs", "examples", "steps", "width", "system")  # what a row is about
 COLUMNS = ("system", "width", "accuracy", "whole answers", "rate", "parameters", "state bytes", "seconds")
 WIDTHS = (24, 7, 10, 15, 8, 12, 13, 9)
 
@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     args = _checked(result_files.parse(_parser(), arguments))
     status, rows = in_parallel.measured(args, "recall", _measure)
     asked = {"task": [args.task], "width": args.widths, "system": args.systems}
-    sizes = {name: getattr(args, name) for name in ("length", "pairs", "train_pairs", "examples")}
+    sizes = {name: getattr(args, name) for name in MEASURED[1:-2]}
     asked |= {name: [value] for name, value in sizes.items() if value is not None}
     rows = [row for row in rows if all(not values or row.get(name) in values for name, values in asked.items())]
     print(as_text(list({tuple(row.get(name) for name in ("device", *MEASURED)): row for row in rows}.values())))
@@ -60,8 +60,7 @@ def _measure(args, progress):
         near = hint(unknown[0], known) or "."
         raise ValueError(f"no config of recall is called {unknown[0]!r}{near} There are: {', '.join(known)}")
     data = _data(args)
-    sizes = {name: data[name] for name in ("length", "pairs", "train_pairs", "examples")}
-    asked = {"task": args.task, **sizes, "seed": args.seed}
+    asked = {"task": args.task, **{name: data[name] for name in MEASURED[1:-2]}, "seed": args.seed}
     rates = [f"{rate:g}" for rate in args.rates]
     cases = [
         {**asked, "width": width, "system": system}
@@ -84,7 +83,7 @@ def _measure(args, progress):
 
 
 def _data(args):
-    """The `length` of an example, its `pairs` or words to copy, the `examples` of a step, and a config's overrides."""
+    """The values under `MEASURED` but task, width and system; and a config's overrides."""
     from flash_tf import config
 
     loaded = config.load(TASKS[args.task])
@@ -96,14 +95,17 @@ def _data(args):
     length = before if args.length is None else args.length
     source["length"] = length - (0 if args.task == "mqar" else source[many])
     examples = loaded.train.tokens_per_step // before if args.examples is None else args.examples
+    steps = loaded.train.steps if args.steps is None else args.steps
     overrides = {
         "data.source": source,
         "data.sequence_length": length,
         "model.vocabulary_size": loaded.model["vocabulary_size"],
         "train.tokens_per_step": examples * length,
+        "train.steps": steps,
+        "train.checkpoint_every": steps,  # at the end alone
     }
     sizes = {"length": length, "pairs": source[many], "train_pairs": args.train_pairs, "examples": examples}
-    return {**sizes, "overrides": overrides}
+    return {**sizes, "steps": steps, "overrides": overrides}
 
 
 def training(case: dict, rate: float, data: dict, args: argparse.Namespace) -> Training:
@@ -114,7 +116,7 @@ def training(case: dict, rate: float, data: dict, args: argparse.Namespace) -> T
     name, width, length = f"recall/{case['system']}", case["width"], case["length"]
     loaded = config.load(name)
     more = {**data, "model.width": width, "optimizer.learning_rate": rate, "train.seed": args.seed}
-    more |= {"evaluation.every": None, "train.checkpoint_every": loaded.train.steps}  # at the end alone
+    more["evaluation.every"] = None
     feedforward, mixer = loaded.model.get("feedforward") or {}, listed(loaded.model["mixer"])[0]
     if "hidden" in feedforward:
         more["model.feedforward.hidden"] = round(feedforward["hidden"] * width / loaded.model["width"])
@@ -136,7 +138,6 @@ def _row(runs, rates):
         "learning_rate": float(rates[best]),
         "accuracy": scores[best]["accuracy"],
         "exact_match": scores[best]["exact_match"],
-        "steps": scores[best]["step"],
         "parameters": described["parameters"],
         "state_bytes": described["decode_state_bytes"],
         "seconds": in_parallel.seconds(runs[best]),
@@ -158,10 +159,11 @@ def size(row: dict) -> tuple:
     return tuple(row.get(name) for name in MEASURED[:-1])
 
 
-def described(row: dict) -> str:
-    """The size of the task in words."""
-    trained = f", trained with {row['train_pairs'].replace(' ', ', ')}" if row.get("train_pairs") else ""
-    return f"length {row['length']:,}, {row['pairs']} pairs or words{trained}, {row['examples']} examples a step"
+def described(row: dict, then: str = ", ") -> str:
+    """The size of the task in words, `then` between the examples and the training."""
+    trained = f", trained with {row['train_pairs'].replace(' ', ', ')} pairs" if row.get("train_pairs") else ""
+    size = f"length {row['length']:,}, {row['pairs']} pairs or words{trained}"
+    return f"{size}{then}{row['examples']} examples a step, {row['steps']:,} steps"
 
 
 def _line(row):
@@ -175,7 +177,7 @@ def _checked(args):
     """The arguments. Overrides make the rows a variant."""
     if not args.table and args.out is None:
         raise ValueError("OUT is needed, but for --table")
-    in_parallel.check(args, "widths", "length", "pairs", "train_pairs", "examples")
+    in_parallel.check(args, "widths", "length", "pairs", "train_pairs", "examples", "steps")
     if args.train_pairs and args.task != "mqar":
         raise ValueError("--train-pairs is an option of mqar")
     args.train_pairs = " ".join(map(str, args.train_pairs)) if args.train_pairs else None
@@ -198,6 +200,7 @@ def _parser():
         "--train-pairs", nargs="+", type=int, metavar="N", help="numbers of pairs in training (default: --pairs)"
     )
     parser.add_argument("--examples", type=int, metavar="N", help="examples of a step (default: the config's)")
+    parser.add_argument("--steps", type=int, metavar="N", help="of every training (default: the config's)")
     parser.add_argument("--widths", nargs="+", type=int, metavar="N", help=f"of models (default {WIDTH})")
     parser.add_argument("--rates", nargs="+", type=float, default=RATES, metavar="RATE", help="default 0.001 0.003")
     parser.add_argument("--systems", nargs="+", metavar="SYSTEM", help="configs of recall (default: all)")

@@ -206,7 +206,7 @@ def test_decoding_shows_the_newest_comparison_alone(tmp_path):
 
 
 def test_recall_is_a_panel_for_each_size_with_a_point_for_each_system(tmp_path):
-    about = {"device": GPU, "commit": "1234567", "task": "mqar", "length": 64, "pairs": 4, "examples": 8}
+    about = {"device": GPU, "commit": "1234567", "task": "mqar", "length": 64, "pairs": 4, "examples": 8, "steps": 9}
     found = [("flash", 8, 0.1), ("mamba", 4, 1.0), ("flash", 8, 0.5)]  # the second FLASH is newer
     rows = [
         {**about, "width": width, "system": name, "state_bytes": 1024 * kib, "accuracy": accuracy}
@@ -214,11 +214,13 @@ def test_recall_is_a_panel_for_each_size_with_a_point_for_each_system(tmp_path):
         for name, kib, accuracy in found
     ]
     rows[-1]["device"] = "NVIDIA H100"  # what a model learns does not depend on it
-    write(tmp_path, [*rows, {**rows[0], "system": "informer", "state_bytes": None}], "recall")
+    alone = {**rows[0], "steps": 5}  # which compares nothing
+    write(tmp_path, [*rows, alone, {**rows[0], "system": "informer", "state_bytes": None}], "recall")
     figure = plots.figures(tmp_path)["recall_mqar"]
     for panel, width in enumerate((64, 128)):
         assert drawn(figure, panel) == {"mamba 100%": [(4, 100)], "FLASH 50%": [(8, 50)]}
-        assert figure.axes[panel].get_xlabel().endswith(f"4 pairs or words, 8 examples a step, width {width}")
+        assert figure.axes[panel].get_xlabel().endswith(f"4 pairs or words\n8 examples a step, 9 steps, width {width}")
+    assert len(figure.axes) == 2
     assert figure.axes[0].get_title(loc="left").endswith(f", NVIDIA H100 and {GPU}")
 
 

@@ -14,8 +14,7 @@ def parsed(*flags):
 def loaded(system, *flags):
     args = recall._checked(parsed(*flags))
     data = recall._data(args)
-    case = {name: data[name] for name in ("length", "pairs", "train_pairs", "examples")}
-    case |= {"task": args.task, "width": (args.widths or [recall.WIDTH])[0]}
+    case = {"task": args.task, **data, "width": (args.widths or [recall.WIDTH])[0]}
     run = recall.training({**case, "system": system}, 1e-3, data["overrides"], args)
     return config.load(run.config, run.overrides)
 
@@ -37,6 +36,9 @@ def test_a_run_has_the_data_width_and_rate_that_were_asked_for():
     mixed = ("--length", "256", "--pairs", "16", "--train-pairs", "4", "8", "16")
     assert loaded("retnet", *mixed).data.source["train_pairs"] == [4, 8, 16]
     assert "train_pairs" not in found.data.source
+    assert (found.train.steps, found.train.checkpoint_every) == (4000, 4000)
+    longer = loaded("retnet", "--steps", "16000").train
+    assert (longer.steps, longer.checkpoint_every) == (16000, 16000)
     copying = loaded("flash", "--task", "selective_copying")
     assert copying.data == config.load("recall/selective_copying_mamba").data
     assert (copying.model["vocabulary_size"], copying.batch_size) == (24, 32)
@@ -58,19 +60,20 @@ def test_the_table_has_the_most_accurate_system_first():
         "length": 64,
         "pairs": 4,
         "examples": 512,
+        "steps": 4000,
         "exact_match": 0.5,
     }
     same |= {"learning_rate": 0.003, "parameters": 430_000, "seconds": 12.4, "state_bytes": 4096}
     rows = [{**same, "system": name, "width": w, "accuracy": x} for name, w, x in
             (("flash", 128, 0.9), ("mamba", 128, 0.95), ("flash", 64, 0.1))]  # fmt: skip
     first, second = recall.as_text(rows).split("\n\n")
-    assert first.splitlines()[0] == "mqar, length 64, 4 pairs or words, 512 examples a step, on a device"
+    assert first.splitlines()[0] == "mqar, length 64, 4 pairs or words, 512 examples a step, 4,000 steps, on a device"
     assert [line.split()[:3] for line in first.splitlines()[2:]] == [
         ["mamba", "128", "95.0%"],
         ["flash", "128", "90.0%"],
     ]
     mixed = recall.as_text([rows[0], {**rows[0], "train_pairs": "2 4", "accuracy": 0.8}]).split("\n\n")
-    assert mixed[1].startswith("mqar, length 64, 4 pairs or words, trained with 2, 4, 512 examples a step, on a device")
+    assert mixed[1].startswith("mqar, length 64, 4 pairs or words, trained with 2, 4 pairs, 512 examples a step")
     assert [each.splitlines()[2].split()[2] for each in mixed] == ["90.0%", "80.0%"]
     assert second.splitlines()[2].split() == ["flash", "64", "10.0%", "50.0%", "0.003", "430,000", "4,096", "12"]
 
@@ -106,7 +109,7 @@ def test_a_row_is_written_when_the_runs_of_its_rates_have_ended(tmp_path, monkey
         )
     (row,) = result_files.read(file)
     assert row["system"] == "flash" and row["of"] == [
-        f"mqar-64-4-512-128-flash-{rate}-0" for rate in ("0.001", "0.003")
+        f"mqar-64-4-512-4000-128-flash-{rate}-0" for rate in ("0.001", "0.003")
     ]
 
 
@@ -116,8 +119,9 @@ def test_systems_are_trained_once_and_a_run_that_fails_leaves_the_others(task, t
     out, file = str(tmp_path / "out"), tmp_path / "found.jsonl"
     flags = ["--task", task, "--results", str(file), "--commit", "here", "--parallel", "2"]
     few = [f"data.source.{split}=64" for split in ("train", "validation")]
-    for option in ("train.steps=2", "train.steps_per_loop=1", "optimizer.warmup_steps=1", *few):
+    for option in ("train.steps_per_loop=1", "optimizer.warmup_steps=1", *few):
         flags += ["--set", option]
+    flags += ["--steps", "2"]
     flags += ["--widths", "32", "--rates", "0.001", "0.003", "--systems", "flash", "transnormer_t2"]
     assert recall.main([out, *flags]) == 0
     rows = result_files.read(file)
