@@ -315,7 +315,8 @@ def position_figures(rows: list[Row]) -> dict[str, Figure]:
 def claim_figures(rows: list[Row]) -> dict[str, Figure]:
     """`claim_NAME`: a panel for each length and task: the validation of each system and of its best changes.
 
-    Of a claim about one system all changes are drawn. The first seed is drawn. A panel compares two lines or more.
+    Runs that were timed on one device are also drawn against time. Of a claim about one system all changes are drawn.
+    The first seed is drawn. A panel compares two lines or more.
     """
     rows = result_files.newest(rows, "claim", "task", "length", "tokens", "system", "change", "learning_rate", "seed")
     found = {}
@@ -324,14 +325,21 @@ def claim_figures(rows: list[Row]) -> dict[str, Figure]:
         own = [row for row in own if row["tokens"] == max(row["tokens"] for row in own)]  # others choose a rate
         own = [row for row in own if row["seed"] == min(row["seed"] for row in own)]
         lines = [(row["task"], row["length"]) for row in own]
-        if not (panels := sorted({kind for kind in lines if lines.count(kind) > 1}, key=lambda kind: kind[::-1])):
+        if not (kinds := sorted({kind for kind in lines if lines.count(kind) > 1}, key=lambda kind: kind[::-1])):
             continue
-        own = [row for row in own if (row["task"], row["length"]) in panels]
+        own = [row for row in own if (row["task"], row["length"]) in kinds]
+        panels = []
+        for kind in kinds:
+            of_kind = [row for row in own if (row["task"], row["length"]) == kind]
+            panels.append((of_kind, "tokens (millions)", lambda row: 1e6))
+            timed = [row for row in of_kind if row.get("tokens_per_second")]
+            if len(timed) > 1 and len({row["device"] for row in timed}) == 1:
+                panels.append((timed, "minutes of training steps", lambda row: 60 * row["tokens_per_second"]))
         figure, axes = plot_style.figure(f"{claim.replace('_', ' ')}, {_devices(own)}", len(panels))
         changed = False
-        for panel, kind in zip(axes, panels, strict=True):
-            changed |= _draw_claim(panel, [row for row in own if (row["task"], row["length"]) == kind])
-            panel.set_xlabel(f"tokens (millions): {TASKS[kind[0]]}, n = {kind[1]:,}")
+        for panel, (drawn, unit, tokens) in zip(axes, panels, strict=True):
+            changed |= _draw_claim(panel, drawn, tokens)
+            panel.set_xlabel(f"{unit}: {TASKS[drawn[0]['task']]}, n = {drawn[0]['length']:,}")
         several = len({row["system"] for row in own}) > 1
         changes = f"up to {BEST} changes of each system, the best of those that end better" if several else "changes"
         dashed = f" Dashed: {changes}." if changed else ""
@@ -341,8 +349,8 @@ def claim_figures(rows: list[Row]) -> dict[str, Figure]:
     return found
 
 
-def _draw_claim(axes, rows):
-    """Draws a panel; returns whether it has changes of a system."""
+def _draw_claim(axes, rows, tokens):
+    """Draws a panel; returns whether it has changes of a system. `tokens(row)` are in one unit of the x axis."""
     ends = {row["system"]: row["perplexity"] for row in rows if row["change"] is None}
     better: dict[str, list[Row]] = {}
     for row in sorted(rows, key=lambda row: row["perplexity"]):
@@ -355,7 +363,7 @@ def _draw_claim(axes, rows):
         text, color = plot_style.look(row["system"], others)
         changed = row["change"] is not None
         label = f"{row['perplexity']:.1f}  {', '.join([text, *([row['change']] if changed else [])])}"
-        points = [(step * row["tokens_per_step"] / 1e6, value) for step, value in row["curve"]]
+        points = [(step * row["tokens_per_step"] / tokens(row), value) for step, value in row["curve"]]
         look = {"ls": "--", "lw": 0.9} if changed else {"ls": "-", "lw": 1.8}
         axes.plot(*zip(*points, strict=True), color=color, label=label, **look)
     _perplexities_on_y(

@@ -49,7 +49,7 @@ def transfer(source: keras.Model, model: keras.Model) -> Transfer:
       model: Another one of the same stack, built.
 
     Raises:
-      ValueError: The stacks differ. The message names a weight. Nothing was assigned.
+      ValueError: The stacks differ. The message names a weight, and what fits. Nothing was assigned.
     """
     theirs, ours = ({v.path.partition("/")[2]: v for v in one.weights} for one in (source, model))
     kinds = [{type(mixer) for mixer in one.mixers} for one in (source, model)]
@@ -59,10 +59,11 @@ def transfer(source: keras.Model, model: keras.Model) -> Transfer:
     fresh, left = ([name for name in one if name not in common] for one in (ours, theirs))
     done = Transfer(common, fresh, left, _options(source, model))
     start = f"a {type(model).__name__} cannot start from this {type(source).__name__}"
-    for name in done.loaded:
-        if ours[name].shape != theirs[name].shape:
-            shapes = f"needs shape {tuple(ours[name].shape)}, got {tuple(theirs[name].shape)}"
-            raise ValueError(f"{start}: {name} {shapes}")
+    if unfit := [name for name in done.loaded if ours[name].shape != theirs[name].shape]:
+        shapes = f"needs shape {tuple(ours[unfit[0]].shape)}, got {tuple(theirs[unfit[0]].shape)}"
+        more = f", and {len(unfit) - 1} more weights do not fit" if len(unfit) > 1 else ""
+        fit = _listed([name for name in done.loaded if name not in unfit]) or "nothing"
+        raise ValueError(f"{start}: {unfit[0]} {shapes}{more}; what fits: {fit}")
     if lacking := _of_stack(done.fresh, model, free):
         raise ValueError(f"{start}: it needs {lacking}, which is not there")
     if more := _of_stack(done.left, source, free):

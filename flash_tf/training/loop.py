@@ -35,6 +35,7 @@ def train(
     extends: bool = False,
     begins: Callable[[], None] = lambda: None,
     dataset: Mapping[str, Iterable[dict]] | None = None,
+    callback: mirror.Mirror = mirror.no_callback,
 ) -> dict:
     """Trains a model, or continues the run in `model_dir`. Returns the last evaluation.
 
@@ -45,6 +46,9 @@ def train(
       extends: Whether the config may have more steps than the run; see `extend.extended`.
       begins: Called once the folder is the run's.
       dataset: Examples of a task in place of `data.source`; see `given.with_examples`.
+      callback: Called as `callback(kind, records)` with the records of each loop of steps, kind "train", and of each
+        evaluation, "validation", as metrics.jsonl and evaluations.jsonl have them; of several processes in the first.
+        What it raises ends the training.
 
     Raises:
       ValueError: The input is not valid, or the run diverged (`run.DivergedError`). Nothing is overwritten.
@@ -52,11 +56,11 @@ def train(
     """
     if dataset is not None:
         with given.with_examples(config, model_dir, dataset, progress.line) as (config, owner):
-            return _owned(config, model_dir, progress, extends, begins, owner)
-    return _owned(config, model_dir, progress, extends, begins)
+            return _owned(config, model_dir, progress, extends, begins, callback, owner)
+    return _owned(config, model_dir, progress, extends, begins, callback)
 
 
-def _owned(config, model_dir, progress, extends, begins, owner=None):
+def _owned(config, model_dir, progress, extends, begins, callback, owner=None):
     """Trains. Without an owner, the chief is one once it is known."""
     config = preflight.check(config, model_dir)
     if config.train.deterministic:
@@ -66,7 +70,7 @@ def _owned(config, model_dir, progress, extends, begins, owner=None):
     with workers.together(strategy), held as owner:
         run = open_run(config, model_dir, strategy, progress, extends)
         on_tpu = config.strategy.type == "tpu"
-        with run.begun(), mirror.mirrored(config, model_dir, run.chief, progress.line) as copy:
+        with run.begun(), mirror.mirrored(config, model_dir, run.chief, progress.line, callback) as copy:
             begins()
             with maintenance.watched(progress.line) if on_tpu else contextlib.nullcontext():
                 return _train(run, owner, copy)

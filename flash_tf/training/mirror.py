@@ -1,4 +1,4 @@
-"""Mirrors the records of a run to Weights & Biases."""
+"""Passes the records of a run on: to Weights & Biases, and to a function of the user's own."""
 
 import contextlib
 import importlib.util
@@ -11,7 +11,11 @@ from flash_tf import owned_files
 from flash_tf.data import stored
 
 ID = "wandb.txt"  # holds the run's id there, so that a resumed run goes on in the same place
-Mirror = Callable[[str, list[dict]], None]  # takes the kind of some records, and the records
+Mirror = Callable[[str, list[dict]], None]  # takes the kind of some records, "train" or "validation", and the records
+
+
+def no_callback(kind: str, records: list[dict]) -> None:
+    """Does nothing with records."""
 
 
 def check(config: configs.Config) -> None:
@@ -21,8 +25,10 @@ def check(config: configs.Config) -> None:
 
 
 @contextlib.contextmanager
-def mirrored(config: configs.Config, model_dir: str, chief: bool, report: Callable[[str], None]) -> Iterator[Mirror]:
-    """A function that copies records to the project `config.wandb`; one that does nothing if there is none.
+def mirrored(
+    config: configs.Config, model_dir: str, chief: bool, report: Callable[[str], None], callback: Mirror = no_callback
+) -> Iterator[Mirror]:
+    """A function that copies records to the project `config.wandb`, if there is one, and to `callback`.
 
     The library's own settings say whether it is online: `WANDB_MODE=offline` keeps all in the model directory, until
     `wandb sync`.
@@ -32,9 +38,10 @@ def mirrored(config: configs.Config, model_dir: str, chief: bool, report: Callab
       model_dir: The model directory.
       chief: Whether this process writes records.
       report: Called with a line that says where the copies are.
+      callback: Gets them too.
     """
     if config.wandb is None or not chief:
-        yield lambda kind, records: None
+        yield callback if chief else no_callback
         return
     import wandb  # slow
 
@@ -50,6 +57,7 @@ def mirrored(config: configs.Config, model_dir: str, chief: bool, report: Callab
     def mirror(kind, records):
         for record in records:
             run.log({f"{kind}/{name}": value for name, value in record.items() if name != "step"}, step=record["step"])
+        callback(kind, records)
 
     with run:
         yield mirror

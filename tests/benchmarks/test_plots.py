@@ -263,6 +263,25 @@ def test_a_claim_shows_the_validation_of_the_first_seed_and_changes_for_the_bett
     assert drawn(figure, 1) == {name: points for name in ("7.0  FLASH", "8.0  mamba, chunk_64")}
 
 
+def test_runs_of_a_claim_that_were_timed_on_one_device_are_also_drawn_against_time(tmp_path):
+    about = {"device": GPU, "commit": "1234567", "claim": "title", "task": "lm", "length": 64, "learning_rate": 0.001}
+    about |= {"tokens": 4_000_000, "tokens_per_step": 1_000_000, "seed": 0, "change": None, "perplexity": 7.0}
+    about["curve"] = [[2, 9.0], [4, 7.0]]
+    rates = {"flash": 50_000, "mamba": 25_000, "gla": None}  # tokens a second
+    rows = [{**about, "system": name, "tokens_per_second": rate} for name, rate in rates.items()]
+    figure = plots.figures(write(tmp_path, rows, "claims"))["claim_title"]
+    assert drawn(figure, 1) == {
+        "7.0  FLASH": [(pytest.approx(2 / 3), 9), (pytest.approx(4 / 3), 7)],
+        "7.0  mamba": [(pytest.approx(4 / 3), 9), (pytest.approx(8 / 3), 7)],
+    }
+    assert [axes.get_xlabel().partition(":")[0] for axes in figure.axes] == [
+        "tokens (millions)",
+        "minutes of training steps",
+    ]
+    rows[1]["device"] = "NVIDIA H100"
+    assert len(plots.figures(write(tmp_path, rows, "claims"))["claim_title"].axes) == 1
+
+
 def test_models_are_told_apart_by_colour():
     others = ["a", "b"]
     found = [plot_style.look(model, others)[1] for model in (*plot_style.MODELS, *others)]

@@ -81,7 +81,7 @@ class Lines(Progress):
         return self._stream.getvalue()
 
 
-def train(path, model_dir, *overrides, stop_after=None):
+def train(path, model_dir, *overrides, stop_after=None, **options):
     """Trains in this process; SIGTERM comes after `stop_after` loops. Returns the output."""
 
     def stop(loops):
@@ -90,7 +90,7 @@ def train(path, model_dir, *overrides, stop_after=None):
 
     progress = Lines(stop)
     with contextlib.suppress(loop.actions.Interrupted):
-        loop.train(config.load(path, overrides), str(model_dir), progress)
+        loop.train(config.load(path, overrides), str(model_dir), progress, **options)
     return progress.shown()
 
 

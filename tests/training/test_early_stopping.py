@@ -21,8 +21,10 @@ def evaluated(folder):
 
 
 def test_a_run_without_a_better_evaluation_stops_and_stays_stopped(tmp_path):
-    path = write(tmp_path, optimizer=STILL)
-    shown = runs.train(path, tmp_path / "run")
+    path, called = write(tmp_path, optimizer=STILL), {"train": [], "validation": []}
+    shown = runs.train(path, tmp_path / "run", callback=lambda kind, found: called[kind].extend(found))
+    files = {"train": "metrics.jsonl", "validation": "evaluations.jsonl"}
+    assert called == {kind: runs.records(tmp_path / "run", name) for kind, name in files.items()}
     assert evaluated(tmp_path / "run") == [2, 4, 6] and len(runs.records(tmp_path / "run")) == 6
     assert "stopped early: no better loss in 2 evaluations in a row" in shown
     again = runs.train(path, tmp_path / "run")

@@ -28,15 +28,16 @@ def train(
     extends: bool = False,
     begins: Callable[[], None] = lambda: None,
     dataset: Mapping[str, Iterable[dict]] | None = None,
+    callback: mirror.Mirror = mirror.no_callback,
 ) -> dict:
     """As `flash_tf.training.loop.train`, with the same files and lines, and checkpoints that either can go on from."""
     if dataset is not None:
         with given.with_examples(config, model_dir, dataset, progress.line) as (config, owner):
-            return _owned(config, model_dir, progress, extends, begins, owner)
-    return _owned(config, model_dir, progress, extends, begins)
+            return _owned(config, model_dir, progress, extends, begins, callback, owner)
+    return _owned(config, model_dir, progress, extends, begins, callback)
 
 
-def _owned(config, model_dir, progress, extends, begins, owner=None):
+def _owned(config, model_dir, progress, extends, begins, callback, owner=None):
     """Trains. Without an owner, the first process is one once it is known."""
     config = preflight.check(config, model_dir)
     with processes.together(config.strategy, progress.line), _owner(model_dir, progress, owner) as owner:
@@ -44,7 +45,7 @@ def _owned(config, model_dir, progress, extends, begins, owner=None):
         with (
             run.begun(),
             run.checkpoints,
-            mirror.mirrored(config, model_dir, run.chief, progress.line) as copy,
+            mirror.mirrored(config, model_dir, run.chief, progress.line, callback) as copy,
             summaries(model_dir, run.chief) as write,
         ):
             begins()
