@@ -1,6 +1,7 @@
 """The training step, and the loop of steps inside one program."""
 
 import contextlib
+import functools
 import time
 
 import keras
@@ -57,7 +58,7 @@ class TrainStep:
       objective: Gives the negative log-likelihoods.
       optimizer: Updates the model's variables.
       config: The experiment.
-      jit_compile: Whether XLA compiles `gradients`. A caller may compile the whole step instead.
+      jit_compile: Whether XLA compiles `gradients`, and the clipping. A caller may compile the whole step instead.
 
     Attributes:
       seeds: The state of each dropout layer. A step sets it before a layer draws from it.
@@ -68,8 +69,9 @@ class TrainStep:
         self.jit_compile = jit_compile
         self._variables = list(optimizer.variables.values())
         self.seeds = [layer.seed_generator.state for layer in update.dropouts(model)]
-        xla = {"jit_compile": True, "autograph": False}
-        self._gradients = tf.function(self.gradients, **xla) if jit_compile else self.gradients
+        xla = functools.partial(tf.function, jit_compile=True, autograph=False)
+        self._compiled = xla if jit_compile else lambda function: function
+        self._gradients = self._compiled(self.gradients)
 
     @tf.autograph.experimental.do_not_convert
     def __call__(self, batch: dict[str, tf.Tensor], step: tf.Tensor, rate: tf.Tensor | None = None) -> tf.Tensor:
@@ -97,6 +99,7 @@ class TrainStep:
             norm_of=tf.linalg.global_norm,
             replicas=context.num_replicas_in_sync,
             names=list(self.optimizer.variables),
+            compiled=self._compiled,
         )
         rate = self.optimizer.rate(step) if rate is None else rate
         self.optimizer.apply(gradients, step, rate)
@@ -127,7 +130,8 @@ class Trainer(orbit.AbstractTrainer):
     """Runs a training step on every replica, `num_steps` times without a return to Python.
 
     One device runs the loop as one program, which XLA compiles: weights stay on the device, and the host has no work
-    between two steps. Other strategies run each step as two programs, with the sum over replicas between them.
+    between two steps. Other strategies run programs for the gradients, the clipping and the update of each step, with
+    the sum over replicas between them.
 
     Args:
       step: The step.

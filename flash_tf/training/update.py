@@ -70,6 +70,7 @@ def clipped_mean(
     norm_of: Callable[[Sequence[Tensor]], Tensor],
     replicas: int,
     names: Sequence[str] = (),
+    compiled: Callable[[Callable], Callable] = lambda function: function,
 ) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
     """The mean gradient over all replicas' tokens, clipped, on each replica.
 
@@ -84,25 +85,38 @@ def clipped_mean(
       norm_of: The norm of all gradients together.
       replicas: Their number.
       names: The path of each gradient's weight, which scope `layer` needs.
+      compiled: Compiles a function of tensors. It gets all work on gradients but `total`, which may not be compiled.
 
     Returns:
       The gradients, their norm before clipping, the loss and the tokens of all replicas.
     """
     scope = None if clip is None else clip.scope
-    own = norm_of(gradients) / ops.maximum(tokens, 1) if scope == "replica" else ops.zeros(())
+
+    def own_norm(gradients, tokens):
+        return norm_of(gradients) / ops.maximum(tokens, 1)
+
+    def mean(gradients, own, all_tokens):
+        share = 1 / ops.maximum(all_tokens, 1)
+        if scope == "replica":
+            share = share * clip.norm / ops.maximum(own, clip.norm)
+        return [g * share for g in gradients]
+
+    def clipped(gradients, own, all_tokens):
+        gradients = mean(gradients, own, all_tokens)
+        norm = norm_of(gradients)
+        if scope == "global":
+            share = clip.norm / ops.maximum(norm, clip.norm)
+            gradients = [g * share for g in gradients]
+        if scope == "layer":
+            gradients = _clipped_by_layer(names, gradients, clip.norm, norm_of)
+        return gradients, norm
+
+    own = compiled(own_norm)(gradients, tokens) if scope == "replica" else ops.zeros(())
     loss, all_tokens, norms = total([loss, tokens, own])
-    share = 1 / ops.maximum(all_tokens, 1)
     if scope == "replica":
-        share = share * clip.norm / ops.maximum(own, clip.norm)
-    gradients = total([g * share for g in gradients])
-    if scope == "replica":
-        return gradients, norms / replicas, loss, all_tokens
-    norm = norm_of(gradients)
-    if scope == "global":
-        share = clip.norm / ops.maximum(norm, clip.norm)
-        gradients = [g * share for g in gradients]
-    if scope == "layer":
-        gradients = _clipped_by_layer(names, gradients, clip.norm, norm_of)
+        gradients, norm = total(compiled(mean)(gradients, own, all_tokens)), norms / replicas
+    else:
+        gradients, norm = compiled(clipped)(total(gradients), own, all_tokens)
     return gradients, norm, loss, all_tokens
 
 

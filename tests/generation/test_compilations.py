@@ -1,5 +1,6 @@
 """How often XLA compiles while a model generates or scores: once for each program, whatever the position."""
 
+import functools
 import json
 import os
 import subprocess
@@ -15,6 +16,8 @@ from flash_tf import scoring
 from flash_tf.generation import generator
 from flash_tf.models import CausalLM
 from tests import tiers
+from tests.exporting import models
+from tests.numerics import FLOAT32, relative_error
 
 PROMPTS = ([[5, 17, 3, 9], [8]], [[7, 2, 30, 41, 6, 1, 12], [3, 3]])  # padded to the same length
 MIXERS = {
@@ -28,6 +31,11 @@ def by_xla(model, function, *arguments):
     return tf.function(function, autograph=False, jit_compile=True).get_concrete_function(*arguments)
 
 
+def programs(dumped):
+    """How many programs XLA has compiled in this process."""
+    return len(list(Path(dumped).glob("*before_optimizations.txt")))
+
+
 def compilations(kind, dumped):
     """The programs that XLA compiled after the first use of each, by what it was used for."""
     generator.compiled = scoring.compiled = by_xla
@@ -35,8 +43,7 @@ def compilations(kind, dumped):
     keras.utils.set_random_seed(1)
     model = CausalLM(50, width=16, depth=1, mixer={"type": kind, **MIXERS[kind]})
     model.build()
-    count = lambda: len(list(Path(dumped).glob("*before_optimizations.txt")))  # noqa: E731
-    found = {}
+    found, count = {}, functools.partial(programs, dumped)
 
     def twice(name, use):
         use(PROMPTS[0], 0)
@@ -71,13 +78,42 @@ def compilations(kind, dumped):
     return found
 
 
-@pytest.mark.parametrize("kind", tiers.thinned(list(MIXERS), "flash"))
-def test_xla_compiles_no_program_again_for_another_position_prompt_or_seed(kind, tmp_path):
+def served(name, dumped):
+    """Programs after each token that an exported model's `decode_step` reads, within a program of the user's."""
+    run, _ = models.exported(models.directory(Path(dumped, "run"), models.sections()[name]), Path(dumped, "out"))
+    loaded, found = tf.saved_model.load(f"{dumped}/out"), []  # kept: its signatures do not keep it
+    signatures = loaded.signatures
+    step = tf.function(lambda **given: signatures["decode_step"](**given), autograph=False, jit_compile=True)
+    state = signatures["initial_state"](batch_size=tf.constant(2))
+    for token in range(4, 16):  # across the end of a chunk
+        state = dict(step(token=tf.constant([token, 5]), **state))
+        logits = state.pop("logits").numpy()
+        found.append(programs(dumped))
+    assert state["position"].numpy().tolist() == [12, 12]
+    want = run.model(np.array([range(4, 16), [5] * 12]))[:, -1]
+    return found, relative_error(logits, want)
+
+
+def in_child(function, folder, name):
+    """The result of a function of this module in a process that writes each program of XLA into a folder."""
     # XLA reads its flags once in a process.
-    code = f"import {__name__} as test; print(test.json.dumps(test.compilations({kind!r}, {str(tmp_path)!r})))"
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to={tmp_path}"
+    code = f"import {__name__} as test; print(test.json.dumps(test.{function.__name__}({name!r}, {str(folder)!r})))"
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to={folder}"
     options = {"cwd": Path(__file__).parents[2], "env": {**os.environ, "XLA_FLAGS": flags}}
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, **options)
     assert child.returncode == 0, child.stderr[-2000:]
-    found = json.loads(child.stdout)
+    return json.loads(child.stdout)
+
+
+@pytest.mark.parametrize("kind", tiers.thinned(list(MIXERS), "flash"))
+def test_xla_compiles_no_program_again_for_another_position_prompt_or_seed(kind, tmp_path):
+    found = in_child(compilations, tmp_path, kind)
     assert len(found) == 8 and set(found.values()) == {0}, found
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["causal-flash", "causal-flash_quad"])  # a state of one size, and a cache that grows
+def test_xla_compiles_a_step_of_an_exported_model_once(name, tmp_path):
+    found, error = in_child(served, tmp_path, name)
+    assert len(found) == 12 and found[1] > 0 and set(found[1:]) == {found[1]}, found
+    assert error < FLOAT32

@@ -1,5 +1,8 @@
 """Clipping and accumulation: the gradient that a step applies, against a hand computation."""
 
+import collections
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -10,16 +13,18 @@ from flash_tf.models.causal_lm import CausalLM
 from flash_tf.models.masked_lm import MaskedLM
 from flash_tf.training.trainer import uses_xla
 from flash_tf.training.update import clipped_mean
-from tests import numerics
+from tests import numerics, tiers
 from tests.training import runs
 
 NORM = 0.1
+XLA = functools.partial(tf.function, jit_compile=True, autograph=False)
 CAUSAL = {"model": {"type": "causal_lm", "depth": 1}, "data": {"packing": "documents"}}
 
 
 def after_one_step(path, folder, clip):
     """The gradient that a first step applied, from AdamW's running mean, and the norm that it recorded."""
     run, trainer = runs.opened(path, f"{folder}/{clip}", "strategy.type=mirrored", f"optimizer.clip={clip}")
+    trainer.step._compiled = XLA  # clipping alone: of two CPUs, XLA refuses the second one's variables
     trainer.train(tf.constant(1))
     mean = {name: m.numpy() / (1 - OptimizerConfig.betas[0]) for name, m in run.optimizer.m.items()}
     return mean, float(trainer.history[0, 1])
@@ -96,17 +101,50 @@ def test_scope_global_clips_the_mean_over_all_tokens_and_records_its_norm_before
     assert recorded == pytest.approx(norm(mean), rel=numerics.FLOAT32_RUN)
 
 
+@pytest.mark.parametrize("compiled", [lambda function: function, XLA], ids=["plain", "xla"])
 @pytest.mark.parametrize("scope", ["none", "replica", "global"])
-def test_the_norm_that_is_recorded_costs_no_further_sum_over_replicas(scope):
+def test_the_norm_that_is_recorded_costs_no_further_sum_over_replicas(scope, compiled):
     clip = None if scope == "none" else ClipConfig(scope=scope, norm=NORM)
     sums, gradients = [], [tf.constant([3.0, 4.0]), tf.constant([0.0])]
     total = lambda values: sums.append(values) or values  # noqa: E731
-    applied, recorded, *_ = clipped_mean(
-        clip, gradients, tf.constant(6.0), tf.constant(2.0), total=total, norm_of=tf.linalg.global_norm, replicas=1
-    )
+    options = {"norm_of": tf.linalg.global_norm, "replicas": 1, "compiled": compiled}
+    applied, recorded, *_ = clipped_mean(clip, gradients, tf.constant(6.0), tf.constant(2.0), total=total, **options)
     assert len(sums) == 2
     assert float(recorded) == pytest.approx(2.5)
     assert norm({str(i): g.numpy() for i, g in enumerate(applied)}) == pytest.approx(2.5 if clip is None else NORM)
+
+
+def operators(path, folder, scope):
+    """Of a step on two replicas that XLA compiles: programs, other operators that are left by kind, and weights."""
+    clip = f"optimizer.clip={{scope: {scope}, norm: {NORM}}}"
+    run, trainer = runs.opened(path, folder, "strategy.type=mirrored", "train.jit_compile=true", clip)
+    arguments = trainer._iterator, trainer.global_step.read_value(), tf.constant(1), tf.zeros((), tf.float64)
+    graph = trainer._run.get_concrete_function(*arguments).graph.as_graph_def()
+    functions = {function.signature.name: function for function in graph.library.function}
+    programs, others = [], collections.Counter()
+
+    def read(nodes):
+        for node in nodes:
+            others[node.op] += 1
+            for called in (functions[x.func.name] for x in node.attr.values() if x.HasField("func")):
+                if called.attr["_XlaMustCompile"].b:
+                    programs.append(called.signature.name)
+                else:
+                    read(called.node_def)
+
+    read(graph.node)
+    return programs, others, len(run.optimizer.variables)
+
+
+@pytest.mark.parametrize("scope", tiers.thinned(["global", "replica"], "global"))
+def test_on_several_replicas_xla_does_all_work_on_gradients_but_their_sum(tmp_path, scope):
+    runs.corpus(tmp_path)
+    path = runs.write(tmp_path, **CAUSAL)
+    programs, others, weights = runs.in_child(operators, path, str(tmp_path / "model"), scope, devices=2)
+    of_each = 4 if scope == "replica" else 3  # gradients, clipping and update; and the replica's own norm
+    assert len(programs) == 2 * of_each, programs
+    assert others["CollectiveReduceV2"] > 0
+    assert max(others[kind] for kind in ("Mul", "RealDiv", "L2Loss")) < weights, others
 
 
 def test_scope_layer_clips_the_mean_of_each_layer_alone_and_records_the_norm_of_all(case):
