@@ -176,7 +176,7 @@ def test_what_devices_exchange_for_a_sequence_does_not_grow_with_it(tmp_path):
 def test_processes_equal_one_and_go_on_in_fewer_after_one_was_killed(before, after, folder, tmp_path):
     runs.corpus(tmp_path)
     train = {**SIZES, "steps": 500, "checkpoint_every": 50, "keep": 99}
-    # At a higher rate the roundings of so many steps, which differ with the processes, grow beyond those of a few.
+    # At a higher rate the roundings, which differ with the processes, grow too much in so many steps.
     path = runs.write(tmp_path, train=train, evaluation={"every": None}, optimizer={"learning_rate": 3e-4})
     overrides, several = ["strategy.type=jax", "train.steps_per_loop=10"], tmp_path / "several"
     assert jax_child.train([path, str(tmp_path / "one"), overrides, None], devices=4) == [""]
