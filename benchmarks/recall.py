@@ -163,7 +163,8 @@ def described(row: dict, then: str = ", ") -> str:
     """The size of the task in words, `then` between the examples and the training."""
     trained = f", trained with {row['train_pairs'].replace(' ', ', ')} pairs" if row.get("train_pairs") else ""
     size = f"length {row['length']:,}, {row['pairs']} pairs or words{trained}"
-    return f"{size}{then}{row['examples']} examples a step, {row['steps']:,} steps"
+    examples = f"{row['examples']} examples a step, " if "examples" in row else ""  # the oldest rows lack them
+    return f"{size}{then}{examples}{row['steps']:,} steps"
 
 
 def _line(row):
@@ -178,6 +179,8 @@ def _checked(args):
     if not args.table and args.out is None:
         raise ValueError("OUT is needed, but for --table")
     in_parallel.check(args, "widths", "length", "pairs", "train_pairs", "examples", "steps")
+    if any(override.startswith("train.steps=") for override in args.set):
+        raise ValueError("--set train.steps has an option of its own: --steps")
     if args.train_pairs and args.task != "mqar":
         raise ValueError("--train-pairs is an option of mqar")
     args.train_pairs = " ".join(map(str, args.train_pairs)) if args.train_pairs else None

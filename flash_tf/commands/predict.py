@@ -43,7 +43,7 @@ def run(args, log) -> None:
     folder, name = os.path.split(args.out or "")
     if args.out is not None:  # before the work
         if not name or os.path.isdir(args.out):
-            raise ValueError(f"--out needs the name of a file, got the folder {args.out}")
+            raise ValueError(f"--out needs the name of a file, got {args.out!r}")
         owned_files.check(folder or ".", [name], WRITER)
     trained = restore(args.model_dir, log.progress().line, args.checkpoint, threshold(args))
     if args.max_new_tokens is not None and not trained.model.causal:

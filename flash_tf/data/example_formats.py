@@ -83,7 +83,7 @@ def json_lines(path: str) -> Iterator[Record]:
 
 
 def tab_separated(path: str, keys: list[str] | None = None) -> Iterator[Record]:
-    """The lines of a table, whose first has the keys unless they are given. Every value is a string."""
+    """The lines of a table. Every value is a string. The first line has the keys unless `keys` has other ones."""
     return (record for _, record in table_lines(path, keys))
 
 
@@ -91,7 +91,7 @@ def table_lines(path: str, keys: list[str] | None = None) -> Iterator[tuple[int,
     """As `tab_separated`, each after the number of its line."""
     for number, line in enumerate(_lines(path), 1):
         row = line.rstrip("\r\n").split("\t")  # the module csv refuses fields of more than 128 kB
-        if keys is None:
+        if keys is None or (number == 1 and {*row} <= {*keys}):
             keys = row
             if (twice := next((key for key in keys if key and keys.count(key) > 1), None)) is not None:
                 raise ValueError(f"{path}, line {number} needs a key for each column, got {twice!r} twice")

@@ -60,5 +60,6 @@ def check(flags: Sequence[str]) -> None:
     unknown = options.get_all_options(retain_unknown_options=True).keys() - options.get_all_options().keys()
     for flag in flags:
         spelled = flag.partition("=")[0]
-        if spelled.lstrip("-").replace("-", "_") in unknown:
+        of_one_dash = spelled[:1] == "-" and spelled[1:2].isalpha()  # which Beam passes over
+        if of_one_dash or spelled.lstrip("-").replace("-", "_") in unknown:
             raise ValueError(f"Apache Beam has no option {spelled}")

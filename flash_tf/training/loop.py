@@ -35,7 +35,7 @@ def train(
     extends: bool = False,
     begins: Callable[[], None] = lambda: None,
     dataset: Mapping[str, Iterable[dict]] | None = None,
-    callback: mirror.Mirror = mirror.no_callback,
+    callback: mirror.Mirror | None = None,
 ) -> dict:
     """Trains a model, or continues the run in `model_dir`. Returns the last evaluation.
 
@@ -46,9 +46,9 @@ def train(
       extends: Whether the config may have more steps than the run; see `extend.extended`.
       begins: Called once the folder is the run's.
       dataset: Examples of a task in place of `data.source`; see `given.with_examples`.
-      callback: Called as `callback(kind, records)` with the records of each loop of steps, kind "train", and of each
-        evaluation, "validation", as metrics.jsonl and evaluations.jsonl have them; of several processes in the first.
-        What it raises ends the training.
+      callback: Called as `callback(kind, records)` with copies of the records of each loop of steps, kind "train", and
+        of each evaluation, "validation", as metrics.jsonl and evaluations.jsonl have them; of several processes in the
+        first. What it raises ends the training.
 
     Raises:
       ValueError: The input is not valid, or the run diverged (`run.DivergedError`). Nothing is overwritten.

@@ -14,10 +14,6 @@ ID = "wandb.txt"  # holds the run's id there, so that a resumed run goes on in t
 Mirror = Callable[[str, list[dict]], None]  # takes the kind of some records, "train" or "validation", and the records
 
 
-def no_callback(kind: str, records: list[dict]) -> None:
-    """Does nothing with records."""
-
-
 def check(config: configs.Config) -> None:
     """Raises a ValueError if the records are to be mirrored and the library is not there."""
     if config.wandb is not None and importlib.util.find_spec("wandb") is None:
@@ -26,7 +22,7 @@ def check(config: configs.Config) -> None:
 
 @contextlib.contextmanager
 def mirrored(
-    config: configs.Config, model_dir: str, chief: bool, report: Callable[[str], None], callback: Mirror = no_callback
+    config: configs.Config, model_dir: str, chief: bool, report: Callable[[str], None], callback: Mirror | None = None
 ) -> Iterator[Mirror]:
     """A function that copies records to the project `config.wandb`, if there is one, and to `callback`.
 
@@ -38,10 +34,15 @@ def mirrored(
       model_dir: The model directory.
       chief: Whether this process writes records.
       report: Called with a line that says where the copies are.
-      callback: Gets them too.
+      callback: Gets copies too.
     """
+
+    def called(kind, records):
+        if callback is not None and chief:
+            callback(kind, [dict(record) for record in records])
+
     if config.wandb is None or not chief:
-        yield callback if chief else no_callback
+        yield called
         return
     import wandb  # slow
 
@@ -57,7 +58,7 @@ def mirrored(
     def mirror(kind, records):
         for record in records:
             run.log({f"{kind}/{name}": value for name, value in record.items() if name != "step"}, step=record["step"])
-        callback(kind, records)
+        called(kind, records)
 
     with run:
         yield mirror

@@ -86,6 +86,7 @@ def test_wrong_arguments_are_said_in_a_line(tmp_path):
         ([str(tmp_path), "--widths", "64", "0"], "--widths must be 1 or more, got 0"),
         ([str(tmp_path), "--length", "0"], "--length must be 1 or more, got 0"),
         ([str(tmp_path), "--rates", "0"], "--rates must be above 0, got"),
+        ([str(tmp_path), "--set", "train.steps=2"], "--set train.steps has an option of its own: --steps"),
         ([str(tmp_path), "--train-pairs", "4", "0"], "--train-pairs must be 1 or more, got 0"),
         ([str(tmp_path), "--task", "selective_copying", "--train-pairs", "4"], "--train-pairs is an option of mqar"),
     ):

@@ -131,6 +131,14 @@ def test_a_table_without_keys_in_its_first_line_takes_the_configs(tmp_path):
     assert one["label"] == "1.0" and len(one["text1"]) == 200_000 and two["text2"] == "fourth"
 
 
+def test_a_first_line_of_the_configs_keys_is_one_though_a_column_lacks(tmp_path):
+    (tmp_path / "new.tsv").write_text("text2\ttext1\nb\ta\n")
+    keys = ["label", "text1", "text2"]
+    assert read(type="example_files", train=str(tmp_path / "*"), validation="", keys=keys) == [
+        {"text1": "a", "text2": "b"}
+    ]
+
+
 def release(folder, count=10):
     """A folder as the release's, with two images on each of its lists."""
     level = folder / "curv_contour_length_14"

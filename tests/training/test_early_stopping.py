@@ -22,7 +22,13 @@ def evaluated(folder):
 
 def test_a_run_without_a_better_evaluation_stops_and_stays_stopped(tmp_path):
     path, called = write(tmp_path, optimizer=STILL), {"train": [], "validation": []}
-    shown = runs.train(path, tmp_path / "run", callback=lambda kind, found: called[kind].extend(found))
+
+    def call(kind, found):
+        called[kind] += map(dict, found)
+        for record in found:
+            record.clear()  # they are copies
+
+    shown = runs.train(path, tmp_path / "run", callback=call)
     files = {"train": "metrics.jsonl", "validation": "evaluations.jsonl"}
     assert called == {kind: runs.records(tmp_path / "run", name) for kind, name in files.items()}
     assert evaluated(tmp_path / "run") == [2, 4, 6] and len(runs.records(tmp_path / "run")) == 6

@@ -28,7 +28,7 @@ def train(
     extends: bool = False,
     begins: Callable[[], None] = lambda: None,
     dataset: Mapping[str, Iterable[dict]] | None = None,
-    callback: mirror.Mirror = mirror.no_callback,
+    callback: mirror.Mirror | None = None,
 ) -> dict:
     """As `flash_tf.training.loop.train`, with the same files and lines, and checkpoints that either can go on from."""
     if dataset is not None:
