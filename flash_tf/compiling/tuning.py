@@ -44,6 +44,7 @@ def tune(config: configs.Config, sizes: Sequence[int] | None, steps: int, report
     Raises:
       ValueError: The config's mixers have no such option, or a size is not valid.
     """
+    modelling.with_masking(config)  # that each mixer is one
     option, now = _option(config)
     n = config.data.sequence_length
     sizes = list(sizes or [size for size in SIZES if size <= n] or [n])
