@@ -5,13 +5,13 @@
 
 It runs in TensorFlow on the device at hand, 4,096 tokens a step. A system that has a row of this commit, device and
 number of tokens is not measured again, so the command may be stopped and started again. The tables are Markdown, one
-for each device and folder of configs. Perplexities are from `benchmarks/results/learning.jsonl`.
+for each device and folder of configs. Perplexities are the best of `benchmarks.one_pass`.
 """
 
 import argparse
 import statistics
 
-from benchmarks import device, result_files
+from benchmarks import device, one_pass, result_files
 from flash_tf.training.progress import Progress
 
 LENGTHS = (512, 4096)
@@ -25,7 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
         _measure_all(args)
     rows = result_files.read(args.results or result_files.path_of("systems"))
     rows = result_files.newest((row for row in rows if row["tokens"] == args.tokens), "device", "config")
-    print(as_text(rows, result_files.read(args.learning or result_files.path_of("learning"))))
+    print(as_text(rows, one_pass.best(result_files.read(args.one_pass or result_files.path_of("one_pass")))))
     return 0
 
 
@@ -70,28 +70,20 @@ def _sized(name, n, tokens):
     return config.load(name, [f"data.sequence_length={n}", f"train.tokens_per_step={tokens}", *constants])
 
 
-def as_text(rows: list[dict], learned: list[dict]) -> str:
-    """A Markdown table for each device and folder of configs, ordered by perplexity at the best learning rate."""
-    perplexity = {}
-    for row in (row for row in learned if "error" not in row):
-        name, found = row["artifact"], row["validation_perplexity"]
-        perplexity[name] = min(found, perplexity.get(name, found))
+def as_text(rows: list[dict], perplexity: dict[str, float]) -> str:
+    """A Markdown table for each device and folder of configs, ordered by the perplexities of the configs."""
     head = ("parameters", "perplexity", *(f"step at {n:,}" for n in LENGTHS), "state")
     tables = []
     for where, folder in dict.fromkeys((row["device"], row["config"].partition("/")[0]) for row in rows):
         own = [row for row in rows if row["device"] == where and row["config"].startswith(f"{folder}/")]
-        own.sort(key=lambda row: perplexity.get(_artifact(row), float("inf")))
+        own.sort(key=lambda row: perplexity.get(row["config"], float("inf")))
         lines = [f"Steps on {where}:", "", f"| {folder} | {' | '.join(head)} |", "|---" * (1 + len(head)) + "|"]
         tables.append("\n".join([*lines, *(_line(row, perplexity) for row in own)]))
     return "\n\n".join(tables)
 
 
-def _artifact(row):
-    return row["config"].replace("/", "-")
-
-
 def _line(row, perplexity):
-    found = perplexity.get(_artifact(row))
+    found = perplexity.get(row["config"])
     cells = [
         row["config"].partition("/")[2],
         f"{row['parameters'] / 1e6:.2f} M",
@@ -108,7 +100,7 @@ def _parser():
     parser.add_argument("--tokens", type=int, default=4096, help="tokens of a step (default 4,096)")
     parser.add_argument("--steps", type=int, default=10, help="timed, after the warm-up (default 10)")
     parser.add_argument("--table", action="store_true", help="measure nothing")
-    parser.add_argument("--learning", metavar="FILE", help="perplexities (default: benchmarks/results/learning.jsonl)")
+    parser.add_argument("--one-pass", metavar="FILE", help="perplexities (default: benchmarks/results/one_pass.jsonl)")
     result_files.add_options(parser)
     return parser
 

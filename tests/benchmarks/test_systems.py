@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks import backends, result_files, systems
+from benchmarks import backends, one_pass, result_files, systems
 
 
 def row(name, ms, state, **more):
@@ -21,9 +21,12 @@ def write(path, rows):
 
 def test_the_table_has_the_best_of_the_learning_rates_and_the_best_model_first():
     rows = [row("wikitext2_lm/a", {"512": 90.0, "4096": 1100.0}, 2048), row("wikitext2_lm/b", {"512": 1, "4096": 2}, 0)]
-    learned = [("wikitext2_lm-a", 50.0), ("wikitext2_lm-b", 47.0), ("wikitext2_lm-b", 40.0), ("wikitext2_lm-a", 45.0)]
-    learned = [{"artifact": name, "validation_perplexity": perplexity} for name, perplexity in learned]
-    where, _, head, _, *lines = systems.as_text(rows, learned).splitlines()
+    learned = [("wikitext2_lm/a", 50.0), ("wikitext2_lm/b", 47.0), ("wikitext2_lm/b", 40.0), ("wikitext2_lm/a", 45.0)]
+    learned = [
+        {"config": name, "perplexity": perplexity, "learning_rate": i, "seed": 0, "steps": 1}
+        for i, (name, perplexity) in enumerate(learned)
+    ]
+    where, _, head, _, *lines = systems.as_text(rows, one_pass.best(learned)).splitlines()
     assert where == "Steps on a device:"
     assert head == "| wikitext2_lm | parameters | perplexity | step at 512 | step at 4,096 | state |"
     assert lines == [
@@ -55,7 +58,7 @@ def test_the_table_of_a_file_has_its_newest_rows_of_one_number_of_tokens(tmp_pat
     ]
     file = write(tmp_path / "found.jsonl", rows)
     learned = write(tmp_path / "learned.jsonl", [])
-    assert systems.main(["--table", "--results", file, "--learning", learned]) == 0
+    assert systems.main(["--table", "--results", file, "--one-pass", learned]) == 0
     assert capsys.readouterr().out.splitlines()[4:] == ["| flash | 1.46 M | – | 6 ms | 6 ms | – |"]
 
 

@@ -12,11 +12,17 @@ from flash_tf.training import inputs, loop
 from flash_tf.training.tasks import TaskObjective, objective_of
 from tests.contracts.test_configs import SMALL, shrunk
 from tests.training import made_text, runs
+from tests.training.test_task_configs import TASK_CONFIGS, examples
 
 SMALL_VOCABULARY = 1_200
 WORDS = 268_000  # more than the vocabulary of WikiText-103
-# Configs of tasks read labelled examples, and start in test_task_configs.py.
+# Configs of tasks read labelled examples. Those with text of a large vocabulary start from a masked model, as they say.
 NAMES = [name for name in config.names() if not issubclass(objective_of(config.load(name)), TaskObjective)]
+MASKED = {
+    "film_reviews": "wikitext2_mlm/flash",
+    "glue": "wikitext103_mlm/transnormer_t2",
+    "questions": "mlm_c4/flash_s512",
+}
 KEPT = {name: size for name, size in SMALL.items() if name != "vocabulary_size"}
 
 
@@ -110,3 +116,32 @@ def test_a_config_starts_with_its_tokenizer_source_and_vocabulary_as_shipped(nam
     assert small.model["vocabulary_size"] == shipped.model["vocabulary_size"]
     assert small.data.tokenizer == shipped.data.tokenizer
     assert evaluation["step"] == 1
+
+
+@pytest.fixture(scope="module")
+def masked(folder, shared):
+    """The run of the masked model that a config of a task starts from, trained for a step with its vocabulary."""
+    runs_of = {}
+
+    def run(name, patch):
+        source = MASKED[name.partition("/")[0]]
+        if source not in runs_of:
+            start(source, folder, patch, KEPT)
+            runs_of[source] = (folder / "run").rename(folder / source.replace("/", "-"))
+        return runs_of[source]
+
+    return run
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", [name for name in TASK_CONFIGS if name.partition("/")[0] in MASKED])
+def test_a_config_of_a_task_starts_from_a_masked_model_with_its_vocabulary(name, masked, tmp_path, monkeypatch):
+    begin = masked(name, monkeypatch)
+    steps = ("train.steps=1", "optimizer.warmup_steps=0", "evaluation.every=null", "train.precision=float32")
+    small = shrunk(name, KEPT, examples(name, tmp_path), f"init_from={begin}", *steps, "train.jit_compile=false")
+    lines = runs.Lines()
+    evaluation = loop.train(small, str(tmp_path / "run"), lines)
+    shipped = config.load(name)
+    assert small.model["vocabulary_size"] == shipped.model["vocabulary_size"] >= 8_000
+    assert small.data.tokenizer == shipped.data.tokenizer and small.evaluation.metric in evaluation
+    assert str(begin) in lines.shown()

@@ -127,16 +127,20 @@ def of_files(folder, loaded, draw):
     return f"data.source={{type: example_files, train: {path}, validation: {path}}}"
 
 
-@pytest.mark.parametrize("name", TASK_CONFIGS)
-def test_the_config_of_a_task_takes_a_step_on_examples_with_the_real_features(name, tmp_path):
+def examples(name, folder):
+    """Writes little data with the features of a config's own. Returns the option that finds it."""
     loaded, draw = config.load(name), random.Random(0)
     source = loaded.data.source
     if hasattr(SOURCES.get(source["type"]), "words"):
-        found = of_words(tmp_path, source, draw)
-    elif source["type"] == "tfds":
-        found = of_tfds(tmp_path, source, draw)
-    else:
-        found = of_table(tmp_path, source, draw) if "keys" in source else of_files(tmp_path, loaded, draw)
+        return of_words(folder, source, draw)
+    if source["type"] == "tfds":
+        return of_tfds(folder, source, draw)
+    return of_table(folder, source, draw) if "keys" in source else of_files(folder, loaded, draw)
+
+
+@pytest.mark.parametrize("name", TASK_CONFIGS)
+def test_the_config_of_a_task_takes_a_step_on_examples_with_the_real_features(name, tmp_path):
+    loaded, found = config.load(name), examples(name, tmp_path)
     steps = ("train.steps=1", "optimizer.warmup_steps=0", "evaluation.every=null", "train.precision=float32")
     size = 300 if loaded.data.whitespace == "keep" else 60  # with a piece for each byte
     sizes = {**SMALL, "vocabulary_size": size if loaded.model["vocabulary_size"] > 300 else None}
