@@ -53,7 +53,9 @@ def test_a_matcher_is_its_network_over_both_means_their_product_and_their_differ
     assert relative_error(to_numpy(model(ids)), want) < FLOAT32
 
 
-@each
+@pytest.mark.parametrize(
+    ("cls", "shape"), [pytest.param(Classifier, (B, N), marks=pytest.mark.full), (Matcher, (B, 2, N))]
+)
 def test_fit_learns_which_tokens_a_class_has(cls, shape):
     keras.utils.set_random_seed(0)
     rng, rows = np.random.default_rng(0), 256

@@ -56,4 +56,6 @@ def run(args, log) -> None:
         for line in lines:
             print(line)  # noqa: T201
         return
-    owned_files.write(folder or ".", {name: "".join(f"{line}\n" for line in lines).encode()}, WRITER)
+    owned_files.write(
+        folder or ".", {name: "".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace")}, WRITER
+    )

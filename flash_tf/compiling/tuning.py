@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from flash_tf import config as configs
-from flash_tf import renamed
+from flash_tf import renamed, strict_yaml
 from flash_tf.compiling import artifact, timing
 from flash_tf.compiling.programs import Experiment
 from flash_tf.layers.mixers import MIXERS
@@ -129,10 +129,22 @@ def write(path: str, size: int) -> None:
         edits = [_edit(one, size) for one, kind in nodes if _has(kind, BLOCK)]
     for start, end, new in sorted(edits, reverse=True):
         text = text[:start] + new + text[end:]
+    _check(text, mixer, size, path)
     partial = Path(f"{file}.partial")
     partial.write_text(text, "utf-8", newline="")
     shutil.copymode(file, partial)
     partial.replace(file)
+
+
+def _check(text, mixer, size, path):
+    """Raises a ValueError unless an edited text is YAML whose mixers have the block size."""
+    try:
+        found = zip(listed(strict_yaml.load(text, path)["model"]["mixer"]), listed(mixer), strict=True)
+        right = all(one[BLOCK] == size for one, kind in found if _has(kind, BLOCK))
+    except (ValueError, KeyError, TypeError):
+        right = False
+    if not right:
+        raise ValueError(f"tune cannot edit the form of {path}: put {BLOCK}: {size} into its mixer by hand")
 
 
 def _child(node, name):
@@ -154,6 +166,8 @@ def _edit(node, size):
 
 def _added(node, option):
     """The edit that adds an option before the first of a mapping."""
+    if not node.value:
+        return node.start_mark.index, node.end_mark.index, f"{{{option}}}"
     first = node.value[0][0].start_mark
     return first.index, first.index, option + (", " if node.flow_style else "\n" + " " * first.column)
 

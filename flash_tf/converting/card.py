@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import keras
+import yaml
 
 from flash_tf.registry import mixer_name
 
@@ -24,8 +25,13 @@ def read_licence(folder: str) -> str:
     path = Path(folder, FILE)
     text = path.read_text("utf-8", errors="replace") if path.is_file() else ""
     front = re.match(r"---\n(.*?)\n---", text, re.DOTALL)
-    found = re.search(r"^license:\s*(\S.*?)\s*$", front[1], re.MULTILINE) if front else None
-    return found[1].strip("'\"") if found else UNKNOWN
+    try:
+        found = yaml.safe_load(front[1]) if front else None
+    except yaml.YAMLError:
+        found = None
+    found = found.get("license") if isinstance(found, dict) else None
+    found = ", ".join(map(str, found)) if isinstance(found, list) else found
+    return str(found) if found else UNKNOWN
 
 
 def card(model: keras.Model, source: str, licence: str, about: Mapping[str, object], use: str = USE) -> str:
@@ -49,5 +55,5 @@ def card(model: keras.Model, source: str, licence: str, about: Mapping[str, obje
         **about,
     }
     table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
-    front = f"---\nlicense: {json.dumps(licence)}\nlibrary_name: keras\ntags: [flash-tf]\n---\n"
+    front = f"---\nlicense: {json.dumps(licence, ensure_ascii=False)}\nlibrary_name: keras\ntags: [flash-tf]\n---\n"
     return f"{front}\n{source}\n\n| | |\n|---|---|\n{table}\n\n{use}\n"

@@ -80,10 +80,19 @@ def _read(source, report):
     return Source(loading.load(source), owned_files.json_of(f"{source}/{KEPT}"), {})
 
 
+def _record(line):
+    """The record in a line; an empty one if the process died while it wrote the line."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else {}
+
+
 def _about(trained, evaluations):
     """Rows of the model card: the data, the step, and what the evaluation at that step says."""
-    lines = evaluations.read_text("utf-8").splitlines() if evaluations.is_file() else []
-    at_step = [row for row in map(json.loads, lines) if row.get("step") == trained.step]
+    lines = evaluations.read_text("utf-8", "replace").splitlines() if evaluations.is_file() else []
+    at_step = [row for row in map(_record, lines) if row.get("step") == trained.step]
     metrics = {f"validation {name.replace('_', ' ')}": value for name, value in (at_step or [{}])[-1].items()}
     data = trained.config.data
     return {

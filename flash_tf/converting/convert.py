@@ -23,7 +23,8 @@ from flash_tf.registry import check_options, mixer_name
 WRITER = "convert"
 EMBEDDING = "embedding/embeddings"
 # They change no output, or are compared with all options of their own.
-UNSEEN = ("causal", "block_size", "dropout", "remat", "mixer", "feedforward")
+UNSEEN = ("causal", "block_size", "implementation", "dropout", "attention_dropout", "remat", "mixer", "feedforward")
+SAME = {"swish": "silu"}  # activations with two names
 
 
 def is_public(folder: str) -> bool:
@@ -142,6 +143,9 @@ def _described(model):
     for i, block in enumerate(model.blocks):
         own = {**options_of(block.inner), "type": type(block.inner).__name__}
         own |= {"hidden": block.inner.inner} if "hidden" in own else {}
+        own |= {"dt_rank": block.inner.rank} if "dt_rank" in own else {}
+        own |= {"kv_heads": own["kv_heads"] or own["heads"]} if "kv_heads" in own else {}
+        own |= {"activation": SAME.get(own["activation"], own["activation"])} if "activation" in own else {}
         inner |= {f"layer {i} {name}": value for name, value in own.items() if name not in UNSEEN}
     return {**{name: value for name, value in stack.items() if name not in UNSEEN}, **inner}
 
@@ -150,7 +154,8 @@ def _tokenizer_config(tokenizer, config):
     """What `transformers` reads beside tokenizer.json: its class, and the special pieces that the file has."""
     ids = {name: getattr(tokenizer, f"{name}_id") for name in ("pad", "unk", "mask")}
     ids |= {name: config[f"{name}_token_id"] for name in ("bos", "eos")}
-    there = {name: id for name, id in ids.items() if isinstance(id, int) and 0 <= id < tokenizer.file_pieces}
+    known = lambda id: isinstance(id, int) and 0 <= id < tokenizer.file_pieces and id not in tokenizer.lost  # noqa: E731
+    there = {name: id for name, id in ids.items() if known(id)}
     named = {f"{name}_token": tokenizer.piece(id) for name, id in there.items()}
     return {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **named}
 
@@ -175,7 +180,8 @@ def save_public(model: LanguageModel, out: str, kept: Mapping[str, Any], files: 
     whole |= {"dtype": "float32", **({} if unchanged else config)}
     if model.tokenizer is not None:  # else the library takes ids of its own
         ids = {"bos": model.tokenizer.eos_id, "eos": model.tokenizer.eos_id, "pad": model.tokenizer.pad_id}
-        whole = {**{f"{name}_token_id": id for name, id in ids.items()}, **whole}
+        lost = model.tokenizer.lost if kept else ()  # in a public file such an id is a piece of text
+        whole = {**{f"{name}_token_id": id for name, id in ids.items() if id not in lost}, **whole}
     with owned_files.replacing(out, WRITER, lambda folder: ()) as folder:
         (folder / CONFIG).write_text(json.dumps(whole, indent=2) + "\n", "utf-8")
         save_file(tensors, folder / TENSORS, metadata={"format": "pt"})  # which `transformers` asks for

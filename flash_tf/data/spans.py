@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 WORD = re.compile(f"[^{SPACES}]+")
 QUOTES = "‘’´`"  # that TriviaQA's script takes for punctuation
+LEAST = 16  # tokens of a row
 NOWHERE = (0, 0)  # the label of a row without an answer: the place of `<cls>`
 
 
@@ -48,8 +49,10 @@ class SpanEncoder(RowEncoder):
     ):
         self.keys = Keys(columns, "question", "context", "answers")
         self._tokenizer, self._length, self._answerless_rows = tokenizer, length, answerless_rows
-        if length < 16:
-            raise ValueError(f"a row with a question needs data.sequence_length of at least 16 tokens, got {length}")
+        if length < LEAST:
+            raise ValueError(
+                f"a row with a question needs data.sequence_length of at least {LEAST} tokens, got {length}"
+            )
 
     @property
     def fields(self) -> dict[str, Field]:

@@ -4,6 +4,7 @@ import tensorflow as tf
 import tensorflow_text
 
 from flash_tf.data.encoders import IGNORED
+from flash_tf.data.spans import LEAST
 from flash_tf.data.tokenizer import SPACES
 from flash_tf.exporting.readers import IdReader, checked
 from flash_tf.exporting.signatures import Served
@@ -109,6 +110,8 @@ class ServedSpan(Served):
     def endpoints(self):
         if not self.writes:
             raise ValueError("the export of a model of questions reads text: leave --ids-only and --tflite out")
+        if self.limits.longest < LEAST:
+            raise ValueError(f"a row with a question needs --max-length {LEAST} or more, got {self.limits.longest}")
         specs = [tf.TensorSpec([None], tf.string, name) for name in ("question", "context")]
         return {"predict": (self.predict, specs)}
 

@@ -225,9 +225,10 @@ class LanguageModel(Base, Recomputed, keras.Model):
         if self.position_embedding == "learned" and n is not None and n > self.max_length:
             raise ValueError(f"{self.name} has learned positions for max_length={self.max_length} tokens, got {n}")
         x = self.embedding(token_ids)
-        x = x if self.position_embedding is None else x + self.positions(positions)
+        x = x if self.position_embedding is None else x + ops.cast(self.positions(positions), x.dtype)
         if self.token_types is not None:
-            x = x + self.types(ops.zeros_like(token_ids) if token_type_ids is None else token_type_ids)
+            types = self.types(ops.zeros_like(token_ids) if token_type_ids is None else token_type_ids)
+            x = x + ops.cast(types, x.dtype)  # a quantized embedding gives float32
         return x if self.embedding_norm is None else self.first_norm(x)
 
     def tokenize(self, texts: list[str]) -> list:

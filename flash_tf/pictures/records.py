@@ -111,8 +111,7 @@ def read_all(places: Sequence[str]) -> list[Run]:
     """
     found: dict[str, tuple[str, str]] = {}
     for place in places:
-        label, _, named = place.rpartition("=")
-        label, folder = ("", place) if not label or _exists(place) else (label, named)
+        label, folder = _parted(place)
         found.setdefault(folder if not owned_files.is_local(folder) else str(Path(folder).resolve()), (label, folder))
     names = short_names([path for path, (label, _) in found.items() if not label])
     runs = [read(folder, label or names[path]) for path, (label, folder) in found.items()]
@@ -120,6 +119,15 @@ def read_all(places: Sequence[str]) -> list[Run]:
     if twice := next((label for label in labels if labels.count(label) > 1), None):
         raise ValueError(f"two runs are called {twice!r}: give them other names, as LABEL=RUN_DIR")
     return runs
+
+
+def _parted(place):
+    """Label and folder of `LABEL=DIR`. Both may have a "=": the folder begins behind the first one where it exists."""
+    cuts = [i for i, character in enumerate(place) if character == "=" and i]
+    if not cuts or _exists(place):
+        return "", place
+    at = next((i for i in cuts if _exists(place[i + 1 :])), cuts[-1])
+    return place[:at], place[at + 1 :]
 
 
 def short_names(folders: Sequence[str]) -> dict[str, str]:

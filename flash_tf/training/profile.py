@@ -19,6 +19,7 @@ from flash_tf.profiling import latency, trace
 from flash_tf.profiling.capture import Capture
 from flash_tf.profiling.latency import Work
 from flash_tf.profiling.operations import memory_of
+from flash_tf.registry import mixer_name
 from flash_tf.training import modelling, preflight, run_directory
 from flash_tf.training.inputs import tokenizer_of_words
 from flash_tf.training.progress import Progress, peak_flops
@@ -42,7 +43,7 @@ def load(name: str, overrides: list[str]) -> tuple[Config, str | None]:
     Raises:
       ValueError: The name is neither, or there are overrides for a model directory.
     """
-    if not tf.io.gfile.isdir(name):
+    if name in configs.names() or not tf.io.gfile.isdir(name):
         return configs.load(name, overrides), None
     if not tf.io.gfile.exists(f"{name}/{run_directory.CONFIG}"):
         raise ValueError(
@@ -112,6 +113,11 @@ def _cut_short(config, model_dir, steps, per_loop):
     train = dataclasses.replace(config.train, steps=(WARM + UNTRACED + 1) * per_loop + steps + AHEAD)
     data = config.data
     if model_dir is not None:
+        if config.strategy.type == "jax":
+            raise ValueError(
+                f"profile needs a strategy of TensorFlow, and the run has strategy.type=jax: "
+                f"profile {model_dir}/{run_directory.CONFIG} with --set strategy.type=one_device"
+            )
         tokens = data.cache or f"{os.path.abspath(model_dir)}/tokens"
         tokenizer = model_dir if tokenizer_of_words(config) is None else None
         data = dataclasses.replace(data, tokenizer=tokenizer, cache=tokens)
@@ -216,7 +222,7 @@ def step_work(
         peak_of = f"measured on a {model_dtype(precision)} product of {size:,} x {size:,} matrices"
     return Work(
         mode=mode,
-        model=f"{config.model['type']}, mixer {config.model['mixer']['type']}",
+        model=f"{config.model['type']}, mixer {mixer_name(config.model['mixer'])}",
         tokens=tokens,
         flops=flops,
         replicas=replicas,

@@ -30,7 +30,9 @@ def exported(tmp_path_factory):
     """A tiny causal experiment with a clipped gradient, its artifact's folder, and what `export` returned."""
     folder = tmp_path_factory.mktemp("exported")
     experiment = experiment_of(
-        folder, model={"type": "causal_lm"}, optimizer={"clip": {"scope": "global", "norm": 1.0}}
+        folder,
+        model={"type": "causal_lm", **runs.SMALLEST},
+        optimizer={"clip": {"scope": "global", "norm": 1.0}},
     )
     out = folder / "artifact"
     return experiment, out, artifact.export("tiny", experiment, str(out), None, lambda line: None)

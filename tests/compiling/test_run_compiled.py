@@ -39,10 +39,16 @@ def masked(tmp_path_factory):
     return exports.artifact_of(tmp_path_factory.mktemp("masked"), "masked_lm", data={"packing": "documents"})
 
 
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """The folder of a causal artifact that is soon exported."""
+    return exports.artifact_of(tmp_path_factory.mktemp("small"), "causal_lm", model=runs.SMALLEST)
+
+
 @pytest.fixture
-def copied(causal, tmp_path):
-    """A copy of the causal artifact, to be spoilt."""
-    return shutil.copytree(causal, tmp_path / "artifact")
+def copied(small, tmp_path):
+    """A copy of the small artifact, to be spoilt."""
+    return shutil.copytree(small, tmp_path / "artifact")
 
 
 @pytest.mark.full
@@ -131,13 +137,13 @@ def test_initial_values_that_another_numpy_draws_otherwise_are_refused(copied):
     assert f"NumPy {np.__version__} draws other initial values" in refused(copied)
 
 
-def test_arguments_that_mean_nothing_are_refused(causal):
-    assert "--steps must be 10 or more" in refused(causal, "--steps", 3)
-    assert "--xla-option takes NAME=VALUE" in refused(causal, "--xla-option", "fast")
+def test_arguments_that_mean_nothing_are_refused(small):
+    assert "--steps must be 10 or more" in refused(small, "--steps", 3)
+    assert "--xla-option takes NAME=VALUE" in refused(small, "--xla-option", "fast")
 
 
-def test_an_option_that_xla_does_not_know_is_named(causal):
-    assert "No such compile option: 'xla_nothing'" in refused(causal, "--xla-option", "xla_nothing=1")
+def test_an_option_that_xla_does_not_know_is_named(small):
+    assert "No such compile option: 'xla_nothing'" in refused(small, "--xla-option", "xla_nothing=1")
 
 
 def test_a_device_without_memory_enough_is_said_in_one_line():

@@ -88,13 +88,13 @@ def test_a_tile_leaves_a_link_its_file_the_mode_and_the_ends_of_lines(tmp_path):
     assert b"block_size: 64" in content and content.count(b"\r\n") == content.count(b"\n") == text.count("\r\n")
 
 
-@pytest.mark.parametrize("own", ["width: 32", "width: 32, mixer: {block_size: 4}"])
+@pytest.mark.parametrize("own", ["width: 32", "width: 32, mixer: {block_size: 4}", ""])
 def test_a_tile_goes_into_a_config_that_has_its_mixer_from_a_base(tmp_path, own):
     base, path = written(tmp_path, LINEAR), tmp_path / "wide.yaml"
     path.write_text(f"# wide\nbase: {base}\nmodel: {{{own}}}\n")
     tuning.write(str(path), 64)
     loaded = config.load(str(path))
-    assert (loaded.model["mixer"], loaded.model["width"]) == ({**LINEAR, "block_size": 64}, 32)
+    assert (loaded.model["mixer"], loaded.model["width"]) == ({**LINEAR, "block_size": 64}, 32 if own else 16)
     assert yaml.safe_load(path.read_text())["base"] == base
 
 
@@ -124,3 +124,13 @@ def test_a_chunk_of_the_model_is_timed_and_the_config_stays(tmp_path):
 def test_what_cannot_be_tuned_is_said_in_a_line(tmp_path, mixer, arguments, line):
     path = written(tmp_path, mixer)
     assert re.search(line, one_line(runs.command(tmp_path, "tune", path, *arguments)))
+
+
+@pytest.mark.parametrize("text", ["{{base: {base}}}\n", "%YAML 1.1\n---\nbase: {base}\n...\n"])
+def test_a_form_that_cannot_be_edited_stays_and_is_said(tmp_path, text):
+    path = tmp_path / "own.yaml"
+    path.write_text(text.format(base=written(tmp_path, LINEAR)))
+    before = path.read_text()
+    with pytest.raises(ValueError, match="own.yaml: put block_size: 64 into its mixer by hand"):
+        tuning.write(str(path), 64)
+    assert path.read_text() == before and not (tmp_path / "own.yaml.partial").exists()

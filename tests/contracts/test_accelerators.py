@@ -11,6 +11,7 @@ from flash_tf.layers.scaled_sin import ScaledSinusoidalEmbedding
 from kernels_xla.common.accelerator import on_tpu, tracing_for
 from kernels_xla.common.rotary import SPEC, rope_tables, rotary
 from kernels_xla.softmax_attention import softmax_attention
+from tests import tiers
 from tests.backends import differentiate, tensors, to_numpy, value_and_gradients
 from tests.contracts.test_mixers import FEEDFORWARDS, MIXERS, B, D, N, packs, thinned
 from tests.numerics import FLOAT32, inputs, masks, relative_error
@@ -41,7 +42,11 @@ def gradients(layer, masked, shape=(B, N)):
     return [to_numpy(out), *(to_numpy(found[name]) for name in sorted(found))]
 
 
-@pytest.mark.parametrize(("cls", "case"), thinned(MIXERS) + thinned(FEEDFORWARDS))
+# Those whose kernels or projections have a form of their own on a TPU: softmax, joint softmax, rotation, split parts.
+TELLING = ("flash", "flash_weighted", "gau", "self_attention", "linear_attention", "combiner", "mamba")
+
+
+@pytest.mark.parametrize(("cls", "case"), tiers.of_kinds(thinned(MIXERS) + thinned(FEEDFORWARDS), *TELLING, "glu"))
 def test_a_layer_traced_for_a_tpu_equals_the_same_traced_for_a_gpu(cls, case):
     keras.utils.set_random_seed(0)
     layer = cls(**case)

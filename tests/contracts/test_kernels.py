@@ -35,6 +35,20 @@ def chosen(kernel):
 
 
 CHOSEN = {kernel: chosen(kernel) for kernel in kernels_xla.specs()}
+# Kernels whose operators XLA may lack or compile otherwise: loops, sorts, gathers, an inverse, gradients by hand. The
+# others are sums of products, which the tests on JAX compile as well.
+UNLIKE_PRODUCTS = ("flash", "linear_attention", "selective_scan", "skyformer", "informer", "reformer", "bigbird")
+STREAMS_COMPILED_ALONE = ("flash", "transformer_ls_causal", "convolution")  # layers, or JAX, compile the others' steps
+
+
+def is_chosen(spec, case):
+    return case == CHOSEN[spec.name]
+
+
+def both_ways(spec, case):
+    """Whether a case stands for its kernel, or is the first that is not causal beside one that is."""
+    found = [one for other, one in CASES if other.name == spec.name and not one.get("causal", True)]
+    return is_chosen(spec, case) or (case in found[:1])
 
 
 def layouts(spec):
@@ -51,11 +65,10 @@ def case_of(spec, case, layout=None, full=False):
     return pytest.param(spec, case, *said, id="-".join([name_of(spec, case), *said]), marks=marks)
 
 
-def each(keep, full=False):
-    """Parametrizes a test by the kernels and cases that `keep`; if `full`, the default tier takes but one of each."""
+def each(keep, default=lambda spec, case: True):
+    """Parametrizes a test by the kernels and cases that `keep`; those not of the `default` tier are `full`."""
     kept = [(spec, case) for spec, case in CASES if keep(spec, case)]
-    found = [case_of(spec, case, full=full and case != CHOSEN[spec.name]) for spec, case in kept]
-    return pytest.mark.parametrize(("spec", "case"), found)
+    return pytest.mark.parametrize(("spec", "case"), [case_of(*both, full=not default(*both)) for both in kept])
 
 
 def optional(spec):
@@ -65,15 +78,18 @@ def optional(spec):
 
 
 every_kernel = each(lambda spec, case: True)
-one_case = each(lambda spec, case: True, full=True)
-each_chunked = each(lambda spec, case: "chunk_size" in case)
-each_causal = each(lambda spec, case: spec.tokenwise or case.get("causal"))
-each_free_of_length = each(lambda spec, case: spec.tokenwise or can_stream(spec, case))
+one_case = each(lambda spec, case: True, is_chosen)
+one_of_each_way = each(lambda spec, case: True, both_ways)
+one_to_compile = each(lambda spec, case: True, lambda *both: is_chosen(*both) and both[0].name in UNLIKE_PRODUCTS)
+one_chunked = each(lambda spec, case: "chunk_size" in case, both_ways)
+one_causal = each(lambda spec, case: spec.tokenwise or case.get("causal"), is_chosen)
+one_free_of_length = each(lambda spec, case: spec.tokenwise or can_stream(spec, case), is_chosen)
 each_stream = each(can_stream)
-one_stream = each(can_stream, full=True)
-each_masked = each(lambda spec, case: spec.masks)
-each_packed = each(lambda spec, case: "segment_ids" in spec.masks)
-each_with_optional = each(lambda spec, case: optional(spec))
+one_stream = each(can_stream, is_chosen)
+one_stream_to_compile = each(can_stream, lambda *both: is_chosen(*both) and both[0].name in STREAMS_COMPILED_ALONE)
+one_masked = each(lambda spec, case: spec.masks, both_ways)
+one_packed = each(lambda spec, case: "segment_ids" in spec.masks, both_ways)
+each_with_optional = each(lambda spec, case: optional(spec), both_ways)
 each_with_positions = each(lambda spec, case: "positions" in spec.inputs)
 
 
@@ -100,19 +116,20 @@ def exact(spec, case, layout="whole", dtype="float64"):
     return _exact(name_of(spec, case), layout, dtype)
 
 
-def each_layout(*kept, one=False):
+def each_layout(kept, default):
     """Parametrizes a test by the kernels, their cases, and the layouts among `kept` that they take.
 
-    If `one`, the default tier takes the last layout of each.
+    The default tier takes those of which `default(spec, case, whether it is the last layout)` is true.
     """
     found = []
     for spec, case in CASES:
         taken = [layout for layout in layouts(spec) if layout in kept]
-        found += [case_of(spec, case, layout, full=one and layout != taken[-1]) for layout in taken]
+        found += [case_of(spec, case, layout, full=not default(spec, case, layout == taken[-1])) for layout in taken]
     return pytest.mark.parametrize(("spec", "case", "layout"), found)
 
 
-every_layout = each_layout(*LAYOUTS)
+# Of a case that does not stand for its kernel the last layout, packed rows with holes if it takes them.
+every_layout = each_layout(LAYOUTS, lambda spec, case, last: last or both_ways(spec, case))
 
 
 def test_every_kernel_has_an_oracle():
@@ -156,7 +173,7 @@ def test_fast_equals_the_oracle_at_any_length(spec, case):
 
 
 @tiers.full_on_jax
-@each_chunked
+@one_chunked
 @pytest.mark.parametrize("ends", [pytest.param(0, id="whole", marks=pytest.mark.full), pytest.param(-1, id="masked")])
 def test_fast_equals_the_reference_over_more_than_one_group_of_chunks(spec, case, ends):
     n, layout = 2 * GROUP + 9, layouts(spec)[ends]  # sums over chunks go in groups
@@ -167,7 +184,7 @@ def test_fast_equals_the_reference_over_more_than_one_group_of_chunks(spec, case
 
 
 @tiers.full_on_jax
-@every_kernel
+@one_of_each_way
 def test_bfloat16_loses_at_most_twice_what_the_reference_loses(spec, case):
     want = exact(spec, case)
     lost = errors(differentiate(spec.fast, case, inputs(spec), dtype="bfloat16"), want)
@@ -189,7 +206,7 @@ def test_far_positions_cost_bfloat16_only_the_rounding_of_the_result(spec, case)
 
 
 @pytest.mark.one_backend
-@one_case
+@one_to_compile
 def test_xla_compiles_to_the_same_value_and_gradients(spec, case):
     layout, whole = layouts(spec)[-1], compiled(functools.partial(spec.fast, **case))
     found = errors(backends.differentiate(whole, {}, inputs(spec), masks(layout)), exact(spec, case, layout))
@@ -207,7 +224,7 @@ def test_autograph_of_a_callers_own_function_changes_no_value(spec, case):
 
 
 @pytest.mark.one_backend
-@each_causal
+@one_causal
 def test_no_output_has_a_gradient_from_a_later_token(spec, case):
     # The batch is one text n times over. Row i differentiates token i alone, so its gradient is row i of the Jacobian.
     arrays = rows(spec, inputs(spec, b=1), [0] * N)
@@ -223,7 +240,7 @@ def test_no_output_has_a_gradient_from_a_later_token(spec, case):
 
 
 @pytest.mark.one_backend
-@each_free_of_length
+@one_free_of_length
 def test_a_prefix_gives_the_same_outputs_as_the_whole(spec, case):
     whole = call(spec.fast, case, inputs(spec))
     for m in (1, 5, 19):
@@ -240,7 +257,9 @@ def test_an_optional_parameter_left_out_equals_zeros(spec, case):
         assert relative_error(call(function, case, without), call(function, case, {**arrays, **zeros})) < FLOAT32
 
 
-@each_layout("padded", "packed", one=True)  # packed rows have holes too
+@each_layout(
+    ("padded", "packed"), lambda spec, case, last: last and both_ways(spec, case)
+)  # packed rows have holes too
 def test_padding_changes_no_output_and_gets_no_gradient(spec, case, layout):
     masked = masks(layout)
     real, clean = real_tokens(masked), inputs(spec)
@@ -257,7 +276,7 @@ def test_padding_changes_no_output_and_gets_no_gradient(spec, case, layout):
 
 
 @pytest.mark.one_backend
-@each_masked
+@one_masked
 def test_padding_on_the_right_equals_a_shorter_text(spec, case):
     arrays, lengths = inputs(spec), [19, 5]
     mask = np.arange(N) < np.array(lengths)[:, None]
@@ -267,7 +286,7 @@ def test_padding_on_the_right_equals_a_shorter_text(spec, case):
         assert relative_error(got[[row], :m], alone) < FLOAT32
 
 
-@each_masked
+@one_masked
 def test_a_row_of_padding_gives_zeros_and_finite_gradients(spec, case):
     # If causal, the first tokens of the second row have no key either.
     arrays, mask = inputs(spec), np.stack([np.zeros(N, bool), np.arange(N) >= 5])
@@ -279,7 +298,7 @@ def test_a_row_of_padding_gives_zeros_and_finite_gradients(spec, case):
 
 
 @pytest.mark.one_backend
-@each_packed
+@one_packed
 def test_packed_documents_equal_themselves_alone(spec, case):
     c = spec.model_chunk(case) if spec.model_chunk(case) > 1 else 5
     starts, lengths = [0, 3 * c, 4 * c], [2 * c + 1, c, 3 * c - 1]  # what is between two documents is padding
@@ -308,7 +327,7 @@ def test_a_stream_in_random_pieces_equals_the_whole(spec, case, dtype):
 
 
 @tiers.full_on_jax
-@each_stream
+@one_stream
 def test_rows_of_a_stream_take_different_numbers_of_tokens(spec, case):
     arrays, rng = inputs(spec), np.random.default_rng(3)
     want = exact(spec, case)["out"]
@@ -331,7 +350,7 @@ def test_rows_of_a_stream_take_different_numbers_of_tokens(spec, case):
             assert relative_error(to_numpy(state[name])[[row]], to_numpy(alone[name])) < FLOAT32, (row, name)
 
 
-@each_stream
+@one_stream
 def test_a_step_without_real_tokens_leaves_the_state_bit_for_bit(spec, case):
     arrays = inputs(spec)
     _, before = extend(spec, case, start(spec, case, B, N), tokens(spec, arrays, 0, 19))
@@ -342,7 +361,7 @@ def test_a_step_without_real_tokens_leaves_the_state_bit_for_bit(spec, case):
         assert np.array_equal(to_numpy(after[name]), to_numpy(before[name])), name
 
 
-@each_stream
+@one_stream
 def test_rows_of_a_stream_can_be_gathered_and_go_on(spec, case):
     arrays, order = inputs(spec), [1, 1]
     _, state = extend(spec, case, start(spec, case, B, N), tokens(spec, arrays, 0, 19))
@@ -352,7 +371,7 @@ def test_rows_of_a_stream_can_be_gathered_and_go_on(spec, case):
 
 
 @pytest.mark.one_backend
-@one_stream
+@one_stream_to_compile
 def test_a_step_of_a_stream_compiles_under_xla(spec, case):
     arrays = inputs(spec)
     _, state = extend(spec, case, start(spec, case, B, N), tokens(spec, arrays, 0, 19))

@@ -26,6 +26,7 @@ from flash_tf.layers.feedforward import FEEDFORWARDS
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import token_positions
 from kernels_xla.common.rotary import relative_bias
+from tests import tiers
 from tests.backends import to_numpy
 from tests.contracts.test_mixers import SMALL, packs
 from tests.numerics import BFLOAT16, FLOAT32, relative_error
@@ -142,7 +143,7 @@ def test_relative_bias_is_its_formula_of_the_distance_alone():
     assert sum(np.prod(w.shape) for w in assigned(RelativeBias(), None)[0].weights) == 256
 
 
-@pytest.mark.parametrize("kind", ["flash", "flash_weighted", "gau"])
+@pytest.mark.parametrize("kind", tiers.thinned(["flash", "flash_weighted", "gau"], "flash"))
 def test_a_symmetric_bias_starts_largest_at_distance_zero_and_a_normal_one_with_either_sign(kind):
     def start(**options):
         layer = MIXERS.build({"type": kind, "key_dim": 16, "scale": "paper_appendix", **options})
@@ -221,7 +222,14 @@ def traced_at_unknown_length(function):
 
 
 @pytest.mark.parametrize(
-    "lengths", [(1,), (2,), (1, 1), (3, 1, 33), (64, 1, 2), (65, 35), (1, 99), (5, 130, 7), (1, 300, 2, 0, 40)]
+    "lengths",
+    tiers.thinned(
+        [(1,), (2,), (1, 1), (3, 1, 33), (64, 1, 2), (65, 35), (1, 99), (5, 130, 7), (1, 300, 2, 0, 40)],
+        (1,),
+        (1, 1),
+        (64, 1, 2),
+        (1, 300, 2, 0, 40),
+    ),
 )
 def test_positions_start_again_with_each_document(lengths):
     ids = np.concatenate([documents(lengths), documents(lengths)[:, ::-1]])
@@ -285,7 +293,7 @@ def test_recomputing_changes_neither_value_nor_gradient(kind):
             assert relative_error(got, delta) < FLOAT32, execution
 
 
-@pytest.mark.parametrize("execution", EXECUTIONS)
+@pytest.mark.parametrize("execution", tiers.thinned(EXECUTIONS, "eager", "xla"))
 def test_recomputing_keeps_the_dropped_numbers_of_a_seed(execution):
     inner = lambda: MIXERS.build({"type": "self_attention", "heads": 2})  # noqa: E731  a mixer, because it takes masks
     _, kept = step(*block(inner(), dropout=0.5), execution)

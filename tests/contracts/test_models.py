@@ -52,9 +52,9 @@ def every_model():
 
 EVERY = every_model()
 each_model = pytest.mark.parametrize("kind", EVERY)
-each_position = pytest.mark.parametrize(
-    "positions", [{}, {"position_embedding": "learned", "max_length": 5 * C}, {"position_embedding": None}], ids=str
-)
+some_models = pytest.mark.parametrize("kind", tiers.thinned(list(EVERY), "causal_lm", "classifier", "span"))
+POSITIONS = [{}, {"position_embedding": "learned", "max_length": 5 * C}, {"position_embedding": None}]
+each_position = pytest.mark.parametrize("positions", POSITIONS, ids=str)
 
 
 def needed(kind):
@@ -134,7 +134,9 @@ def test_every_option_is_in_the_config_and_survives_a_round_trip(kind):
 
 
 @each_model
-@pytest.mark.parametrize("all_changed", [False, True], ids=["plain", "changed"])
+@pytest.mark.parametrize(
+    "all_changed", [pytest.param(False, id="plain", marks=pytest.mark.full), pytest.param(True, id="changed")]
+)
 def test_a_saved_model_comes_back_as_another_object_with_equal_outputs(kind, all_changed, tmp_path):
     model, ids = model_of(kind, **(changed(kind) if all_changed else {})), rows_of(kind)
     model.save(tmp_path / "model.keras")
@@ -153,7 +155,7 @@ def test_a_model_is_a_part_of_another_model_of_unknown_length(kind):
     assert relative_error(to_numpy(whole(ids)), to_numpy(model(ids))) < FLOAT32
 
 
-@each_model
+@some_models
 def test_a_dictionary_of_arguments_equals_the_arguments(kind):
     model, ids = model_of(kind), rows_of(kind)
     arguments = {"padding_mask": real(ids, N, 20), "positions": np.arange(N)[None] + 3}
@@ -163,7 +165,7 @@ def test_a_dictionary_of_arguments_equals_the_arguments(kind):
     assert relative_error(want, to_numpy(model(ids))) > FLOAT32
 
 
-@each_model
+@some_models
 def test_mixed_bfloat16_keeps_float32_weights_and_close_logits(kind):
     model, ids = model_of(kind), rows_of(kind)
     mixed = model_of(kind, dtype="mixed_bfloat16")
@@ -204,9 +206,18 @@ def test_blocks_are_computed_again_from_the_first_on():
     assert none > one > three
 
 
+def padded_cases():
+    """Every kind of positions with every model; the default tier takes all kinds with one model."""
+    plain = lambda kind, positions: not positions or kind == "causal_lm"  # noqa: E731
+    return [
+        pytest.param(kind, at, id=f"{at}-{kind}", marks=[] if plain(kind, at) else [pytest.mark.full])
+        for at in POSITIONS
+        for kind in EVERY
+    ]
+
+
 @tiers.full_on_jax
-@each_model
-@each_position
+@pytest.mark.parametrize(("kind", "positions"), padded_cases())
 def test_padding_on_the_right_equals_a_shorter_text(kind, positions):
     model, ids = model_of(kind, **positions), rows_of(kind)
     mask = real(ids, N - 6, 9)
@@ -225,7 +236,7 @@ def test_learned_positions_refuse_a_longer_sequence(kind):
         model(rows_of(kind, N + 1))
 
 
-@each_model
+@some_models
 def test_dropout_acts_in_training_alone(kind):
     model, ids = model_of(kind, dropout=0.5), rows_of(kind)
     still = to_numpy(model(ids))

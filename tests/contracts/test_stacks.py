@@ -55,7 +55,7 @@ def test_mixers_that_do_not_divide_the_blocks_are_refused(mixer, said):
 
 
 def test_mixers_of_a_list_survive_a_round_trip():
-    model = made([CHUNKED, QUADRATIC])
+    model = made([CHUNKED, QUADRATIC], depth=2)
     again = CausalLM.from_config(model.get_config())
     again.build()
     again.set_weights(model.get_weights())
@@ -64,7 +64,7 @@ def test_mixers_of_a_list_survive_a_round_trip():
 
 @pytest.mark.parametrize("mixer", [[CHUNKED, QUADRATIC], [CHUNKED, QUADRATIC] * 2])
 def test_a_model_of_two_mixers_streams_and_has_a_capacity_if_one_grows(mixer):
-    model = made(mixer)
+    model = made(mixer, depth=len(mixer))
     whole, state = to_numpy(model(ids())), model.initial_state(2, N)
     assert model.grows and model.obstacle is None
     for start, stop in [(0, 11), *((i, i + 1) for i in range(11, 20)), (20, N)]:
@@ -75,7 +75,7 @@ def test_a_model_of_two_mixers_streams_and_has_a_capacity_if_one_grows(mixer):
 
 
 def test_a_model_of_two_mixers_generates_what_one_pass_over_its_text_says():
-    model = made([CHUNKED, QUADRATIC])
+    model = made([CHUNKED, QUADRATIC], depth=2)
     prompt = ids(1)[0].tolist()
     (found,) = model.generate([prompt], 12)
     logits = to_numpy(model(np.array([prompt + found], "int32")))[0]
@@ -94,7 +94,7 @@ def test_a_model_cannot_go_on_from_a_state_if_one_mixer_cannot():
 
 @pytest.mark.parametrize("norm", ["scale_norm", "layer_norm", "rms_norm", "simple_rms_norm"])
 def test_every_norm_streams(norm):
-    model = made(CHUNKED, norm=norm)
+    model = made(CHUNKED, depth=1, norm=norm)
     whole, state = to_numpy(model(ids())), model.initial_state(2)
     for start, stop in [(0, 11), (11, 12), (12, N)]:
         logits, state = model.extend(ids()[:, start:stop], state)

@@ -79,10 +79,10 @@ def assert_same(got, want, error=FLOAT32):
         assert relative_error(to_numpy(got[name]), to_numpy(want[name])) <= error, name
 
 
-# The kernels' own streams are all in the default tier.
+# The kernels' own streams are all in the default tier, and single tokens of the other layers below.
 @pytest.mark.parametrize(
     arguments,
-    tiers.of_kinds(STREAMS, "flash", "flash_weighted", "gau", "gla", "linear_attention", "mamba", "retention"),
+    tiers.of_kinds(STREAMS, "flash", "gau", "linear_attention", "retention"),
 )
 def test_a_mixer_fed_in_random_pieces_equals_the_whole(cls, options):
     layer, x = built(cls, options), normal(B, N, D)
@@ -142,7 +142,7 @@ def test_single_tokens_with_what_is_prepared_once_equal_the_whole(cls, options):
 
 
 @pytest.mark.one_backend
-@each_plain
+@pytest.mark.parametrize(arguments, tiers.of_kinds(plain, "flash", "gau", "linear_attention", "self_attention"))
 def test_positions_may_be_given(cls, options):
     layer, x = built(cls, options), normal(B, N, D)
     positions = np.broadcast_to(np.cumsum(np.arange(N) % 3 + 1), (B, N)).astype("int32")
@@ -341,7 +341,7 @@ COSFORMER = {"type": "linear_attention", "features": "relu", "cosine_length": 9,
     ids=["learned", "cosformer", "parallel"],
 )
 def test_a_model_reads_no_more_tokens_than_its_longest_text(options):
-    model, ids = model_of("flash", **options), token_ids(B, 9)
+    model, ids = model_of("flash", depth=1, **options), token_ids(B, 9)
     assert model.longest == 9 and model_of("flash").longest is None
     _, state = model.extend(ops.convert_to_tensor(ids), model.initial_state(B))
     with pytest.raises(ValueError, match="reads at most 9 tokens a row, got rows of 9 and 1 more"):

@@ -1,5 +1,6 @@
 """What `flash-tf convert` cannot convert: one line says why, and nothing is written."""
 
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -10,6 +11,8 @@ from safetensors.numpy import load_file, save_file
 
 import flash_tf as ft
 from flash_tf.cli import main
+from flash_tf.converting import families
+from flash_tf.converting.convert import family_of
 
 FIXTURES = Path(__file__).with_name("fixtures")
 pytestmark = pytest.mark.one_backend
@@ -120,3 +123,22 @@ def test_several_files_with_an_index_are_read_in_bfloat16(tmp_path):
     assert main(["convert", str(folder), str(tmp_path / "out")]) == 0
     table = ft.load(tmp_path / "out").embedding.embeddings
     assert np.array_equal(np.asarray(table), found["model.embed_tokens.weight"].astype("float32"))
+
+
+SAME = {  # of a family: options of its model that change no function
+    "implementation": ("mamba", lambda options: options["mixer"].update(dt_rank=None, implementation="xla")),
+    "kv_heads": ("gpt2", lambda options: options["mixer"].update(kv_heads=options["mixer"]["heads"])),
+    "attention_dropout": ("llama", lambda options: options["mixer"].update(attention_dropout=0.1)),
+    "swish": ("llama", lambda options: options["feedforward"].update(activation="swish")),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_an_option_that_changes_no_function_does_not_tell_a_model_apart(name):
+    known, change = SAME[name]
+    family = families.get(known)
+    options = copy.deepcopy(family.options(json.loads((FIXTURES / known / "config.json").read_text())))
+    change(options)
+    model = family.MODEL(**options)
+    model.build()
+    assert family_of(model)[0] == known

@@ -10,11 +10,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import flash_tf as ft
 from flash_tf.cli import main
+from flash_tf.converting import card
 from flash_tf.converting.convert import from_public, save_public
 from flash_tf.data import tokenizers
 from tests.converting.test_bad_input import changed
 
 RUN = Path(__file__).parents[1] / "old_files" / "run"
+PIECES = [chr(i) for i in range(0x4E00, 0x4E00 + 60)]
 pytestmark = pytest.mark.one_backend
 
 
@@ -85,3 +87,46 @@ def test_the_licence_of_a_card_is_handed_on(tmp_path, capfd):
     said = {"model": "LlamaForCausalLM", "library": "transformers", "licence": "apache-2.0", "tokenizer": False}
     assert json.loads(capfd.readouterr().out) == {"out": str(tmp_path / "back"), **said}
     assert 'license: "apache-2.0"' in (tmp_path / "back" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("line", "licence"),
+    [
+        ("license: mit  # of the weights", "mit"),
+        ("license:\n- mit\n- apache-2.0", "mit, apache-2.0"),
+        ("license:\ntags: [x]", "unknown"),
+        ("license: [", "unknown"),
+    ],
+)
+def test_a_licence_is_read_as_yaml(tmp_path, line, licence):
+    (tmp_path / "README.md").write_text(f"---\n{line}\n---\n# A model\n")
+    assert card.read_licence(str(tmp_path)) == licence
+
+
+def test_a_licence_stays_as_it_is_however_often_it_is_handed_on(tmp_path):
+    licence, model = 'CC © Müller "x" \\', from_public(str(changed(tmp_path)))
+    for _ in range(3):
+        (tmp_path / "README.md").write_text(card.card(model, "Made up.", licence, {}))
+        assert card.read_licence(str(tmp_path)) == licence
+
+
+def test_a_run_whose_last_evaluation_is_cut_is_converted(tmp_path):
+    shutil.copytree(RUN, tmp_path / "run")
+    with (tmp_path / "run/evaluations.jsonl").open("a") as file:
+        file.write('[1]\n{"step": 6, "lo')
+    assert main(["convert", str(tmp_path / "run"), str(tmp_path / "preset")]) == 0
+
+
+def test_special_ids_that_a_public_tokenizer_lacks_are_no_tokens_of_it(tmp_path):
+    source = changed(tmp_path)
+    tokenizer = Tokenizer(models.BPE({piece: i for i, piece in enumerate(["<|endoftext|>", *PIECES])}, []))
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    tokenizer.save(str(source / "tokenizer.json"))
+    assert main(["convert", str(source), str(tmp_path / "preset")]) == 0
+    assert ft.load(tmp_path / "preset").tokenizer.lost
+    assert main(["convert", str(tmp_path / "preset"), str(tmp_path / "back"), "--to", "safetensors"]) == 0
+    settings = json.loads((tmp_path / "back/tokenizer_config.json").read_text())
+    known = json.loads((tmp_path / "back/tokenizer.json").read_text())["model"]["vocab"]
+    assert {value for name, value in settings.items() if name.endswith("_token")} <= known.keys()
+    said = json.loads((tmp_path / "back/config.json").read_text())
+    assert said.get("pad_token_id") == json.loads((source / "config.json").read_text()).get("pad_token_id")

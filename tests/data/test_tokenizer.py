@@ -1,3 +1,4 @@
+import functools
 import io
 import itertools
 import re
@@ -59,9 +60,15 @@ def foreign(documents):
     return SentencePiece(model("".join(documents).splitlines(), 600))
 
 
+@functools.cache
+def processor_of(model):
+    """Python's SentencePiece of a model: to read one takes longer than to encode a line."""
+    return sentencepiece.SentencePieceProcessor(model_proto=model)
+
+
 def python_ids(tokenizer, text):
     """What Python's SentencePiece says, special ids being unknown to text."""
-    ids = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.graph_model).encode(text)
+    ids = processor_of(tokenizer.graph_model).encode(text)
     return [tokenizer.unk_id if i in tokenizer.special_ids else i for i in ids]
 
 

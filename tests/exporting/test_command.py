@@ -23,7 +23,7 @@ WITH_TEXT = f"import sys, tensorflow_text; {PLAIN}"
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory):
-    return models.directory(tmp_path_factory.mktemp("masked"), SECTIONS["masked-flash"])
+    return models.directory(tmp_path_factory.mktemp("masked"), SECTIONS["masked-flash_quad"])
 
 
 def written(out):

@@ -7,6 +7,7 @@ import tensorflow as tf
 from flash_tf.exporting import saved_model
 from flash_tf.training.predict import predict
 from flash_tf.training.restore import restore
+from tests import tiers
 from tests.exporting import models
 from tests.numerics import FLOAT32, relative_error
 
@@ -75,7 +76,7 @@ QUESTIONS = [
 ]
 
 
-@pytest.mark.parametrize("no_answer", [True, False])
+@pytest.mark.parametrize("no_answer", tiers.thinned([True, False], True))
 def test_a_model_of_questions_gives_the_answers_of_long_contexts(tmp_path, no_answer):
     examples = [("here", one) for one in QUESTIONS]
     run = run_of(tmp_path, {"type": "span", "no_answer": no_answer})
@@ -95,3 +96,5 @@ def test_a_model_of_questions_gives_the_answers_of_long_contexts(tmp_path, no_an
         ValueError, match="the export of a model of questions reads text: leave --ids-only and --tflite out"
     ):
         exported(run, tmp_path / "ids", ids_only=True)
+    with pytest.raises(ValueError, match="a row with a question needs --max-length 16 or more, got 4"):
+        exported(run, tmp_path / "short", longest=4)

@@ -16,7 +16,6 @@ from flash_tf import scoring
 from flash_tf.generation import generator
 from flash_tf.models import CausalLM
 from tests import tiers
-from tests.exporting import models
 from tests.numerics import FLOAT32, relative_error
 
 PROMPTS = ([[5, 17, 3, 9], [8]], [[7, 2, 30, 41, 6, 1, 12], [3, 3]])  # padded to the same length
@@ -80,6 +79,8 @@ def compilations(kind, dumped):
 
 def served(name, dumped):
     """Programs after each token that an exported model's `decode_step` reads, within a program of the user's."""
+    from tests.exporting import models  # which other children of this module do without: it takes seconds
+
     run, _ = models.exported(models.directory(Path(dumped, "run"), models.sections()[name]), Path(dumped, "out"))
     loaded, found = tf.saved_model.load(f"{dumped}/out"), []  # kept: its signatures do not keep it
     signatures = loaded.signatures

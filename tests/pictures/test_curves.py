@@ -95,6 +95,9 @@ def test_runs_get_the_shortest_names_that_tell_them_apart(tmp_path):
     runs = records.read_all([*folders, folders[0] + "/", f"ours={folders[2]}"])
     assert [run.label for run in runs] == ["a/flash", "b/flash", "quad", "lr=0.1"]
     assert [run.label for run in records.read_all([f"a name={folders[0]}", folders[2]])] == ["a name", "quad"]
+    places = [run_directory(tmp_path / "sweep/rate=1e-5"), f"lr=1={folders[2]}"]
+    runs = records.read_all([f"A={places[0]}", places[1], places[0].replace("sweep", "sweep/.")])
+    assert [run.label for run in runs] == ["A", "lr=1"]
     with pytest.raises(ValueError, match="two runs are called 'x': give them other names"):
         records.read_all([f"x={folders[0]}", f"x={folders[1]}"])
 
@@ -187,6 +190,7 @@ def give_tasks(folders, configs, tokenizers):
         Path(folder, "tokenizer.model").write_bytes(tokenizer)
 
 
+@pytest.mark.usefixtures("unsaved")
 def test_what_cannot_be_compared_has_a_panel_of_its_own_with_its_task_over_it(tmp_path):
     folders = [run_directory(tmp_path / name) for name in ("a", "b", "c")]
     give_tasks(folders, [TASK] * 3, (b"one", b"another", b"one"))
@@ -208,6 +212,7 @@ def test_a_run_that_does_not_say_its_tokenizer_is_compared_by_what_it_says(tmp_p
     assert len(records.by_task(records.read_all(folders))) == 1
 
 
+@pytest.mark.usefixtures("unsaved")
 def test_only_runs_of_language_models_have_a_perplexity(tmp_path):
     folders = [run_directory(tmp_path / name, steps=5, evaluations=(5,)) for name in ("rows", "tokens")]
     give_tasks(folders, ("model: {type: regressor, vocabulary_size: 100}\n", TASK), (b"one", b"one"))

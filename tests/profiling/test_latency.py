@@ -8,7 +8,8 @@ from flash_tf import config, model_stats, owned_files
 from flash_tf.profiling import latency
 from flash_tf.profiling.latency import Work, summarize
 from flash_tf.profiling.trace import Step, Trace
-from flash_tf.training import modelling
+from flash_tf.training import modelling, profile
+from tests.training import runs
 
 
 def test_figures_are_the_median_the_ninetieth_percentile_and_rates_by_the_median():
@@ -71,3 +72,10 @@ def test_figures_take_the_place_of_older_ones_and_of_no_other_file(tmp_path):
         with pytest.raises(ValueError, match="holds latency.json, which has changed since flash-tf profile wrote it"):
             refused(str(tmp_path))
     assert (tmp_path / "latency.json").read_text() == "{}"
+
+
+def test_a_model_of_several_mixers_is_called_by_all_of_them(tmp_path):
+    mixers = [{"type": "linear_attention", "heads": 2}, {"type": "self_attention", "heads": 2}]
+    loaded = config.load(runs.write(tmp_path, model={"type": "causal_lm", "mixer": mixers}))
+    work = profile.step_work(loaded, "decode", flops=1, tokens=1, replicas=1)
+    assert work.model == "causal_lm, mixer linear_attention, self_attention"

@@ -217,6 +217,9 @@ def test_what_cannot_be_profiled_is_said_in_one_line_and_leaves_nothing(folder, 
         profiles.load(str(tmp_path), [])
     with pytest.raises(ValueError, match="--set overrides a config, and .* is a model directory"):
         profiles.load(str(folder), ["train.steps=3"])
+    on_jax = config.load(runs.write(folder, strategy={"type": "jax"}))
+    with pytest.raises(ValueError, match="profile run/config.yaml with --set strategy.type=one_device"):
+        profiles._cut_short(on_jax, "run", 1, 1)
     path = runs.write(folder, model={"depth": 1})
     arguments = ["profile", path, "--out", tmp_path / "out", "--batch", "2"]
     assert "--batch is for prefill and decode" in one_line(runs.command(tmp_path, *arguments))

@@ -31,7 +31,7 @@ def begun(tmp_path_factory):
     """A run that was killed before its first step."""
     folder = tmp_path_factory.mktemp("begun")
     runs.corpus(folder)
-    path = runs.write(folder, model={"depth": 1})
+    path = runs.write(folder, model=runs.SMALLEST)
     assert runs.in_child(killed_while_compiling, path, folder / "model") is None
     (folder / "model/owner.json").unlink()  # the dead owner's
     return folder

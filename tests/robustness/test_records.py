@@ -67,7 +67,7 @@ def test_whole_records_stay_as_they_are_and_nothing_is_said(tmp_path):
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     runs.corpus(folder)
-    path = runs.write(folder, model={"depth": 1})
+    path = runs.write(folder, model=runs.SMALLEST)
     runs.in_child(runs.train, path, folder / "model")
     return folder
 

@@ -24,6 +24,7 @@ from flash_tf.training.tensorflow_run import make_trainer, open_run
 
 VOCABULARY, LENGTH = 100, 32
 MIXER = {"type": "flash", "chunk_size": 8, "key_dim": 8}
+SMALLEST = {"depth": 1, "mixer": {"type": "linear_attention", "heads": 2}}  # where no model matters: it is traced soon
 
 # A child of the fork server already has TensorFlow's modules, but TensorFlow has not started in it. It takes a second
 # instead of ten, and can still choose its devices.

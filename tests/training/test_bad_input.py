@@ -52,7 +52,7 @@ def stopped(tmp_path_factory):
     """A run that a signal stopped after four of its eight steps."""
     folder = tmp_path_factory.mktemp("stopped")
     runs.corpus(folder)
-    path = runs.write(folder, model={"depth": 1})
+    path = runs.write(folder, model=runs.SMALLEST)
     runs.in_child(runs.train, path, folder / "model", stop_after=4)
     return folder
 
@@ -149,7 +149,7 @@ def test_a_disk_that_fills_while_saving_ends_the_run_with_a_line_and_leaves_earl
 
 def test_a_folder_in_which_a_first_try_failed_takes_the_mended_config(tmp_path):
     runs.corpus(tmp_path)
-    path = runs.write(tmp_path, train={"steps": 1})
+    path = runs.write(tmp_path, model={"depth": 1}, train={"steps": 1})
     arguments = ("train", path, "--model-dir", str(tmp_path / "model"))
     status, _, err = runs.command(tmp_path, *arguments, "--set", "model.mixer.key_dim=7")
     assert status == 1 and "even key_dim" in err

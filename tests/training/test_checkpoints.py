@@ -73,7 +73,7 @@ def run(tmp_path_factory):
     """A run of eight steps, with checkpoints of steps 2 to 8."""
     folder = tmp_path_factory.mktemp("run")
     runs.corpus(folder)
-    path = runs.write(folder, model={"depth": 1}, train={"keep": 4})
+    path = runs.write(folder, model=runs.SMALLEST, train={"keep": 4})
     runs.in_child(runs.train, path, folder / "model")
     return folder
 
@@ -373,7 +373,7 @@ def test_an_average_is_of_the_newest_and_not_of_an_older_best(copy, tmp_path):
 def test_checkpoints_are_of_the_steps_that_the_config_says_however_long_the_loops(tmp_path, strategy):
     runs.corpus(tmp_path)
     train = {"steps": 17, "steps_per_loop": 6, "checkpoint_every": 5, "keep": 9}
-    path = runs.write(tmp_path, train=train, evaluation={"every": 8})
+    path = runs.write(tmp_path, model=runs.SMALLEST, train=train, evaluation={"every": 8})
     if strategy == "jax":
         assert jax_child.train(
             [path, str(tmp_path / "model"), ["strategy.type=jax", "train.jit_compile=auto"], None]

@@ -40,7 +40,7 @@ def trained(tmp_path_factory):
     for kind in ("masked", "causal"):
         folder = tmp_path_factory.mktemp(kind)
         runs.corpus(folder)
-        path = runs.write(folder, model={"type": f"{kind}_lm", "depth": 1}, evaluation={"every": None})
+        path = runs.write(folder, model={"type": f"{kind}_lm", **runs.SMALLEST}, evaluation={"every": None})
         counts = "data.source.counts_words=true"
         found[kind] = folder, runs.command(folder, "train", path, "--model-dir", folder / "model", "--set", counts)
     return found

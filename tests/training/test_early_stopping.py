@@ -13,7 +13,8 @@ STILL = {"learning_rate": 1e-30, "warmup_steps": 0}  # no weight changes, so no 
 def write(folder, **sections):
     runs.corpus(folder)
     evaluation = {"every": 2, "patience": 2}
-    return runs.write(folder, evaluation=evaluation, train={"steps": 20, "checkpoint_every": 1}, **sections)
+    train = {"steps": 20, "checkpoint_every": 1}
+    return runs.write(folder, model=runs.SMALLEST, evaluation=evaluation, train=train, **sections)
 
 
 def evaluated(folder):

@@ -24,21 +24,30 @@ MIXERS = {
 }
 
 
-def train(folder, mixer, steps):
+def train(folder, mixer, steps, **model):
     runs.corpus(folder)
-    model = {"type": "causal_lm", "norm": "layer_norm", "width": 128, "depth": 4, "mixer": mixer}
+    model = {"type": "causal_lm", "norm": "layer_norm", "width": 128, "depth": 4, "mixer": mixer, **model}
     sizes = {"steps": steps, "tokens_per_step": 2048, "steps_per_loop": 10, "checkpoint_every": 100}
     path = runs.write(folder, model=model, data={"sequence_length": 256}, train=sizes, evaluation={"every": None})
     runs.in_child(runs.train, path, folder / "run")
     return folder / "run"
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    folder = train(tmp_path_factory.mktemp("trained"), MIXERS["flash"], 40)
+def loaded(folder):
     model = flash_tf.load(folder)
     ids = np.concatenate(model.tokenizer.encode([(folder.parent / "train.txt").read_text()]))
     return model, model.tokenizer, np.tile(ids, 20_000 // len(ids) + 1), folder
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return loaded(train(tmp_path_factory.mktemp("trained"), MIXERS["flash"], 40))
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """A block of the same chunks: the default tier compares what is said of one model in two ways."""
+    return loaded(train(tmp_path_factory.mktemp("small"), MIXERS["flash"], 10, width=32, depth=1))
 
 
 def assert_said_by_one_pass(model, text, first, logits):
@@ -103,8 +112,8 @@ def test_a_text_of_twenty_thousand_tokens_is_continued_as_one_pass_says(trained)
     assert_said_by_one_pass(model, np.concatenate([prompt, tokens[0]]), len(prompt), logits[0])
 
 
-def test_text_goes_in_and_comes_out(trained):
-    model, tokenizer, _, folder = trained
+def test_text_goes_in_and_comes_out(small):
+    model, tokenizer, _, folder = small
     words = (folder.parent / "train.txt").read_text().split()[:4]
     text = model.generate(" ".join(words), 8)
     assert text.startswith(" ".join(words)) and len(text) > len(" ".join(words))
@@ -128,8 +137,8 @@ def whole(model, tokenizer, text, window=None):
     return total, len(ids) - 1
 
 
-def test_a_document_of_any_length_scores_as_in_one_pass(trained):
-    model, tokenizer, _, folder = trained
+def test_a_document_of_any_length_scores_as_in_one_pass(small):
+    model, tokenizer, _, folder = small
     text = (folder.parent / "validation.txt").read_text()
     documents = [text[:40], text, " ".join([text] * 4)]
     found = list(Scorer(model).documents(documents))
@@ -151,8 +160,8 @@ def test_a_model_with_a_cache_scores_in_windows_of_its_training(name, tmp_path):
     assert row["log_likelihood"] == pytest.approx(total, rel=numerics.FLOAT32)
 
 
-def test_the_commands_say_what_the_functions_give(trained, tmp_path):
-    model, tokenizer, _, folder = trained
+def test_the_commands_say_what_the_functions_give(small, tmp_path):
+    model, tokenizer, _, folder = small
     prompt = " ".join((folder.parent / "train.txt").read_text().split()[:3])
     want = model.generate(prompt, 8)
     status, live, _ = runs.command(tmp_path, "generate", folder, "--prompt", prompt, "--max-new-tokens", 8)
@@ -169,8 +178,8 @@ def test_the_commands_say_what_the_functions_give(trained, tmp_path):
     assert found["total"]["word_perplexity"] == pytest.approx(np.exp(-total / words), rel=1e-3)
 
 
-def test_the_command_scores_continuations_of_prefixes(trained, tmp_path):
-    model, _, _, folder = trained
+def test_the_command_scores_continuations_of_prefixes(small, tmp_path):
+    model, _, _, folder = small
     words = (folder.parent / "validation.txt").read_text().split()
     prompt = " ".join(words[:3])
     greedy = model.generate(prompt, 4).removeprefix(prompt)

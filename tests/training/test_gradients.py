@@ -18,7 +18,7 @@ from tests.training import runs
 
 NORM = 0.1
 XLA = functools.partial(tf.function, jit_compile=True, autograph=False)
-CAUSAL = {"model": {"type": "causal_lm", "depth": 1}, "data": {"packing": "documents"}}
+CAUSAL = {"model": {"type": "causal_lm", **runs.SMALLEST}, "data": {"packing": "documents"}}
 
 
 def after_one_step(path, folder, clip):
@@ -168,7 +168,7 @@ def test_without_clipping_the_mean_over_all_tokens_is_applied(case):
 
 @pytest.mark.parametrize(
     "sections",
-    [pytest.param({"model": {"depth": 1}}, id="masked"), pytest.param(CAUSAL, id="causal", marks=pytest.mark.full)],
+    [pytest.param({"model": runs.SMALLEST}, id="masked"), pytest.param(CAUSAL, id="causal", marks=pytest.mark.full)],
 )
 def test_two_micro_batches_give_the_steps_of_one_batch(tmp_path, sections):
     runs.corpus(tmp_path)

@@ -15,7 +15,7 @@ from tests.training.test_strategies import assert_same_curve, free_ports
 
 @pytest.mark.parametrize("packing", ["documents", pytest.param("concatenate", marks=pytest.mark.full)])
 def test_a_run_that_stops_ends_in_the_bits_of_one_that_does_not(tmp_path, packing):
-    path = prepared(tmp_path, model={"type": "causal_lm", "dropout": 0.1, "depth": 1}, data={"packing": packing})
+    path = prepared(tmp_path, model={"type": "causal_lm", **runs.SMALLEST, "dropout": 0.1}, data={"packing": packing})
     runs.train(path, tmp_path / "whole")
     runs.train(path, tmp_path / "halves", stop_after=4)
     assert len(runs.losses(tmp_path / "halves")) == 4

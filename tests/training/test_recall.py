@@ -20,7 +20,7 @@ SOURCE = {"type": "mqar", "length": 16, "pairs": 2, "vocabulary": 16, "train": 2
 
 
 def write(folder, **sections):
-    model = {"type": "causal_lm", "vocabulary_size": 24, "norm": "layer_norm"}
+    model = {"type": "causal_lm", "vocabulary_size": 24, "norm": "layer_norm", "depth": 1}
     data = {"source": SOURCE, "sequence_length": 20}  # longer than the examples
     train = {"tokens_per_step": 160}
     return runs.write(folder, model=model, data=data, train=train, **sections)

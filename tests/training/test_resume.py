@@ -29,7 +29,7 @@ CAUSAL = {"model": {"type": "causal_lm"}, "data": {"packing": "documents"}}
 )
 def test_steps_after_a_resume_equal_those_of_a_run_without_a_stop(tmp_path, sections):
     runs.corpus(tmp_path)
-    model = {**sections.get("model", {}), "dropout": 0.1}
+    model = {"depth": 1, **sections.get("model", {}), "dropout": 0.1}
     path = runs.write(tmp_path, **{**sections, "model": model})
     whole = runs.start(runs.train, path, tmp_path / "whole")
     runs.in_child(runs.train, path, tmp_path / "halves", stop_after=4)
@@ -59,7 +59,7 @@ def both(path, folder):
 
 def test_the_lengths_of_loops_change_no_bit_of_a_run_that_xla_compiles(tmp_path):
     runs.corpus(tmp_path)
-    path = runs.write(tmp_path, model={"type": "causal_lm", "depth": 1, "dropout": 0.1})
+    path = runs.write(tmp_path, model={"type": "causal_lm", **runs.SMALLEST, "dropout": 0.1})
     one, other = runs.in_child(both, path, str(tmp_path))
     assert one == other
     assert len({tuple(record) for record in one[0]}) == 6
@@ -67,7 +67,7 @@ def test_the_lengths_of_loops_change_no_bit_of_a_run_that_xla_compiles(tmp_path)
 
 def test_a_signal_during_tokenizing_ends_the_run_at_once_and_the_same_command_goes_on(tmp_path, monkeypatch):
     runs.corpus(tmp_path)
-    path, batches = runs.write(tmp_path), token_cache.text_batches
+    path, batches = runs.write(tmp_path, model=runs.SMALLEST), token_cache.text_batches
 
     def endless(documents):
         while signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # the run has not begun to listen
@@ -100,7 +100,8 @@ def test_a_signal_during_an_evaluation_saves_its_step_and_the_same_command_evalu
 
 def test_an_error_of_an_evaluation_loses_no_step(tmp_path):
     runs.corpus(tmp_path)
-    path, text = runs.write(tmp_path, train={"checkpoint_every": 100}), (tmp_path / "validation.txt").read_bytes()
+    path = runs.write(tmp_path, model=runs.SMALLEST, train={"checkpoint_every": 100})
+    text = (tmp_path / "validation.txt").read_bytes()
     (tmp_path / "validation.txt").write_bytes(text[:-3] + b"\xff" + text[-2:])  # of one size: the same text, mended
     with pytest.raises(ValueError, match="validation.txt needs UTF-8 text, got byte 0xff"):
         runs.train(path, tmp_path / "run")

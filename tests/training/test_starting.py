@@ -24,7 +24,7 @@ def source(tmp_path_factory):
     folder = tmp_path_factory.mktemp("source")
     runs.corpus(folder)
     optimizer = {"schedule": "inverse_sqrt"}  # whose rates do not depend on the number of steps
-    path = runs.write(folder, model={"depth": 1}, optimizer=optimizer, train={"steps": 4})
+    path = runs.write(folder, model=runs.SMALLEST, optimizer=optimizer, train={"steps": 4})
     runs.in_child(runs.train, path, folder / "model")
     return folder
 

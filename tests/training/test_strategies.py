@@ -13,7 +13,8 @@ from flash_tf.training.update import dropouts
 from tests import numerics
 from tests.training import runs
 
-CAUSAL = {"model": {"type": "causal_lm"}, "data": {"packing": "documents"}}  # predicted tokens differ by replica
+# Predicted tokens differ by replica.
+CAUSAL = {"model": {"type": "causal_lm", **runs.SMALLEST}, "data": {"packing": "documents"}}
 MIRRORED = "strategy.type=mirrored"
 
 
@@ -47,8 +48,9 @@ def test_two_replicas_give_the_loss_curve_of_one_device_for_a_masked_model(singl
 
 def test_two_replicas_give_the_loss_curve_of_one_device_for_a_causal_model_of_packed_documents(tmp_path):
     path = write(tmp_path, **CAUSAL)
-    one = runs.start(runs.train, path, tmp_path / "one")
-    runs.in_child(runs.train, path, tmp_path / "two", MIRRORED, devices=2)
+    rare = ("train.checkpoint_every=8", "evaluation.every=null")
+    one = runs.start(runs.train, path, tmp_path / "one", *rare)
+    runs.in_child(runs.train, path, tmp_path / "two", MIRRORED, *rare, devices=2)
     runs.finish(one)
     assert_same_curve(tmp_path / "two", tmp_path / "one")
 
@@ -89,7 +91,7 @@ def dropped(path, model_dir):
 
 
 def test_dropout_differs_by_replica_and_by_step_and_follows_from_them(tmp_path):
-    path = write(tmp_path, model={"dropout": 0.5})
+    path = write(tmp_path, model={**runs.SMALLEST, "dropout": 0.5})
     logits = runs.in_child(dropped, path, str(tmp_path / "model"), devices=2)
     different = [logits[key] for key in ((0, 0), (0, 1), (1, 0), (1, 1))]
     for i, one in enumerate(different):

@@ -29,7 +29,7 @@ def folder(tmp_path_factory):
     """A masked model of two steps in `mlm`, and examples whose words say their class."""
     folder = tmp_path_factory.mktemp("tasks")
     runs.corpus(folder)
-    runs.train(runs.write(folder, train={"steps": 2}, evaluation={"every": None}), folder / "mlm")
+    runs.train(runs.write(folder, model=runs.SMALLEST, train={"steps": 2}, evaluation={"every": None}), folder / "mlm")
     words, draw = sorted(set((folder / "train.txt").read_text().split())), random.Random(1)
     some = lambda label, k: " ".join(draw.choices(words[:20] if label else words[-20:], k=k))  # noqa: E731
     for split, count in (("train", 160), ("validation", 41)):
@@ -49,7 +49,7 @@ def write(folder, kind, name="task", **sections):
     values = yaml.safe_load(
         Path(runs.write(folder, data={"columns": {"text": "text", "label": "polarity"}})).read_text()
     )
-    values["model"] |= {"type": kind, "position_embedding": "scaled_sin"}
+    values["model"] |= {**runs.SMALLEST, "type": kind, "position_embedding": "scaled_sin"}
     values["data"]["source"] = {"type": "example_files"}
     values["data"]["source"] |= {split: str(folder / f"{split}.jsonl") for split in ("train", "validation")}
     values |= {"init_from": str(folder / "mlm"), "evaluation": {"every": 10}}
@@ -182,7 +182,7 @@ def test_options_that_do_not_fit_a_task_are_refused_before_any_work(folder, tmp_
     assert not (tmp_path / "run/checkpoints").exists()
 
 
-def test_predict_needs_a_task_and_the_command_writes_no_file_that_is_not_its_own(folder, tmp_path):
+def test_predict_needs_a_task_and_the_command_writes_no_file_that_is_not_its_own(folder, tmp_path, monkeypatch):
     (tmp_path / "mine.txt").write_text("mine")
     file = folder / "validation.jsonl"
     parser = argparse.ArgumentParser()
@@ -190,6 +190,10 @@ def test_predict_needs_a_task_and_the_command_writes_no_file_that_is_not_its_own
     args = parser.parse_args([str(folder / "mlm"), str(file), "--out", str(tmp_path / "mine.txt")])
     with pytest.raises(ValueError, match="holds mine.txt, which flash-tf predict did not write"):
         command.run(args, types.SimpleNamespace(progress=runs.Lines))
+    monkeypatch.setattr("flash_tf.training.predict.predict", lambda *given: [{"answer": "\ud800"}])
+    args.out = str(tmp_path / "own.jsonl")
+    command.run(args, types.SimpleNamespace(progress=runs.Lines))
+    assert json.loads((tmp_path / "own.jsonl").read_text()) == {"answer": "\ud800"}
     with pytest.raises(ValueError, match="predict needs the run of a task, as a classifier's, got a masked_lm"):
         list(predict(restore(str(folder / "mlm")), []))
 
