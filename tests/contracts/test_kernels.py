@@ -119,7 +119,7 @@ def exact(spec, case, layout="whole", dtype="float64"):
 def each_layout(kept, default):
     """Parametrizes a test by the kernels, their cases, and the layouts among `kept` that they take.
 
-    The default tier takes those of which `default(spec, case, whether it is the last layout)` is true.
+    The default tier takes a case and layout if `default(spec, case, whether it is the last layout)` is true.
     """
     found = []
     for spec, case in CASES:
