@@ -49,7 +49,9 @@ def _measure(args, progress):
         results.add({**runs[run], **asked, **found, "parallel": args.parallel})
 
     firsts = _firsts(args, {case["config"].partition("/")[0] for case in runs.values()})
-    in_parallel.train(firsts, args.parallel, progress)
+    made = in_parallel.train(firsts, args.parallel, progress)
+    if not all(there or in_parallel.diverged(first) for first, there in zip(firsts, made, strict=True)):
+        return 1  # without a tokenizer the others of its folder would fail too
     waiting = [run for run in runs if not in_parallel.diverged(run)]
     done = dict(zip(waiting, in_parallel.train(waiting, args.parallel, progress, add), strict=True))
     lacking = [run for run in runs if not done.get(run)]
@@ -134,8 +136,10 @@ def _checked(args):
         raise ValueError(f"--of takes configs of {' and '.join(model_zoo.FOLDERS)}, got {unknown[0]!r}")
     if min(args.rates) <= 0:
         raise ValueError(f"--rates must be above 0, got {min(args.rates):g}")
+    if not args.table and (lacking := [n for n in ("train.txt", "valid.txt") if not Path(args.text, n).is_file()]):
+        raise ValueError(f"--text {args.text} needs {lacking[0]}, and there is none")
     in_parallel.check(args, "steps")
-    args.variant = result_files.variant(args)
+    args.variant = result_files.variant(args, *([] if args.steps == STEPS else [f"{args.steps} steps"]))
     return args
 
 

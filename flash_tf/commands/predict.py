@@ -56,6 +56,5 @@ def run(args, log) -> None:
         for line in lines:
             print(line)  # noqa: T201
         return
-    owned_files.write(
-        folder or ".", {name: "".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace")}, WRITER
-    )
+    written = "".join(f"{line}\n" for line in lines)
+    owned_files.write(folder or ".", {name: written.encode("utf-8", "backslashreplace")}, WRITER)

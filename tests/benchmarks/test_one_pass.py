@@ -1,17 +1,26 @@
 """One pass over WikiText-2 for every system: which trainings there are, what they share, and the table."""
 
+from pathlib import Path
+
 import pytest
 
 from benchmarks import device, one_pass, result_files
 from flash_tf import config
+from flash_tf.training.progress import Progress
 
 
-def given(*more):
-    args = result_files.parse(one_pass._parser(), ["out", "--text", "wikitext-2", *more])
-    return one_pass._checked(args)
+@pytest.fixture
+def given(tmp_path, monkeypatch):
+    """The checked arguments of a command beside the set's files."""
+    monkeypatch.chdir(tmp_path)
+    Path("wikitext-2").mkdir()
+    for name in ("train.txt", "valid.txt"):
+        Path("wikitext-2", name).touch()
+    parse = lambda *more: result_files.parse(one_pass._parser(), ["out", "--text", "wikitext-2", *more])  # noqa: E731
+    return lambda *more: one_pass._checked(parse(*more))
 
 
-def test_every_system_is_trained_at_every_rate_with_one_text_and_order():
+def test_every_system_is_trained_at_every_rate_with_one_text_and_order(given):
     args = given()
     names = {name.partition("/")[0] for name in args.of}
     assert names == {"wikitext2_lm", "wikitext2_mlm"} and len(args.of) == 58
@@ -58,11 +67,29 @@ def test_the_table_has_a_column_for_each_rate_and_the_best_is_the_lowest_of_the_
         (["--of", "quickstart"], "--of takes configs of wikitext2_lm and wikitext2_mlm, got 'quickstart'"),
         (["--rates", "0"], "--rates must be above 0, got 0"),
         (["--steps", "0"], "--steps must be 1 or more, got 0"),
+        (["--text", "nowhere"], "--text nowhere needs train.txt, and there is none"),
     ],
 )
-def test_wrong_options_are_one_line(wrong, said):
+def test_wrong_options_are_one_line(given, wrong, said):
     with pytest.raises(ValueError, match=said):
         given(*wrong)
+
+
+def test_other_steps_are_a_variant_that_tables_leave_out(given):
+    assert given().variant is None and given("--steps", "9").variant == "9 steps"
+
+
+def test_nothing_is_trained_where_no_tokenizer_was_made(given, monkeypatch):
+    asked = []
+
+    def train(runs, *more):
+        asked.append([run.config for run in runs])
+        return [False for _ in runs]
+
+    monkeypatch.setattr(one_pass.in_parallel, "train", train)
+    args = given("--of", "wikitext2_lm/gla", "wikitext2_lm/retnet", "--results", "rows.jsonl", "--commit", "here")
+    assert one_pass._measure(args, Progress()) == 1
+    assert asked == [["wikitext2_lm/gla"]]
 
 
 @pytest.mark.full
