@@ -55,13 +55,13 @@ def _measure(args, progress):
         cases = [case for case in claims_plan.planned(claim) if _asked(case._asdict(), args)]
         if "choose" in CLAIMS[claim]:
             short = [case for case in claims_plan.choosing(claim) if _pair(case) in {*map(_pair, cases)}]
-            complete &= all(map(in_parallel.diverged, _train(short, args, results, progress)))
+            complete &= all(map(in_parallel.diverged, _train(short, args, results, progress, keep=False)))
             diverged = {(*_pair(case), case.rate) for case in short if in_parallel.diverged(training(case, args))}
             rates = _chosen(claim, [*results.before, *results.rows], diverged)
             for task, system in sorted({*map(_pair, cases)} - rates.keys()):
                 progress.line(f"{system}, {task}: not trained, because a run that chooses its rate has failed")
             cases = [case._replace(rate=rates[_pair(case)]) for case in cases if _pair(case) in rates]
-        complete &= not _train(cases, args, results, progress)
+        complete &= not _train(cases, args, results, progress, CLAIMS[claim].get("keeps_checkpoints", False))
     return int(not complete)
 
 
@@ -77,7 +77,7 @@ def _pair(case):
     return case.task, case.system
 
 
-def _train(cases, args, results, progress):
+def _train(cases, args, results, progress, keep):
     """Trains the cases that the file lacks, and adds a row for each that ends; returns the runs that failed."""
     runs = {training(case, args): case for case in cases}
     runs = {run: known for run, case in runs.items() if not results.has(**(known := about(case, run)))}
@@ -93,7 +93,7 @@ def _train(cases, args, results, progress):
     def add(run):
         timed = bool(plan.get("timed")) and at_once == 1 and run in fresh
         results.add({**runs[run], **_found(run, timed), "parallel": at_once})
-        if not plan.get("keeps_checkpoints"):
+        if not keep:
             shutil.rmtree(run.folder / "checkpoints", ignore_errors=True)
 
     ended = in_parallel.train(list(runs), at_once, progress, add)

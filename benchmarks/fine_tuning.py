@@ -1,10 +1,12 @@
-"""Fine-tunes three small systems on a task of text, from a masked language model and from new weights.
+"""Fine-tunes three systems on a task of text, from a masked language model and from new weights.
 
     python -m benchmarks.fine_tuning film_reviews movie_reviews OUT --wikipedia wikipedia
     python -m benchmarks.fine_tuning questions xquad.en.json OUT --wikipedia wikipedia
+    python -m benchmarks.fine_tuning questions xquad.en.json LARGE --wikipedia wikipedia --size 110m
     python -m benchmarks.fine_tuning film_reviews --table
 
-The masked models of `fine_tuning.yaml` are trained first, on the files of `wikipedia_mlm`. Each is fine-tuned at two
+The masked models of `fine_tuning.yaml` are trained first, on the files of `wikipedia_mlm` and, at the size 110m, on
+more.jsonl.xz beside them. Each is fine-tuned at two
 learning rates with seed 0. The better one on validation is trained with the other seeds, and the best checkpoints are
 scored on the test file; so are new weights of the same model with the same tokenizer. Questions are answered with the
 `no_answer_threshold` that is best on validation. `fine_tuning_data.py` splits the data. Trainings run as `flash-tf
@@ -28,12 +30,13 @@ from flash_tf import config_merge
 from flash_tf.registry import hint
 
 TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
-RATES = (2e-4, 1e-3)
 STARTS = ("pretrained", "new")
 COLUMNS = ("task", "system", "start", "rate", "parameters", "perplexity", "validation", "test", "spread", "baseline")
 COLUMNS += ("has answer", "best f1")
 WIDTHS = (14, 23, 12, 8, 12, 12, 12, 8, 8, 10, 12, 9)
 METRICS = {task: table["evaluation"]["metric"] for task, table in TABLE["tasks"].items()}  # chooses on validation
+SMALL = "11m"
+SYSTEMS = list(TABLE["sizes"][SMALL]["systems"])
 TESTED = {"film_reviews": "accuracy", "questions": "f1"}  # what the table has of the test file
 
 
@@ -41,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Trains and scores what the file lacks, and prints the table; 1 if a command failed."""
     args = _checked(result_files.parse(_parser(), arguments))
     status, rows = in_parallel.measured(args, "fine_tuning", _measure)
-    rows = [row for row in rows if row["task"] == args.task]
+    rows = [row for row in rows if row["task"] == args.task and row.get("size", SMALL) == args.size]
     print(as_text(list({(row["device"], row["system"], row["start"]): row for row in rows}.values())))
     return status
 
@@ -61,21 +64,25 @@ class Experiment:
 
     Attributes:
       files: The file of each split.
+      rates: The learning rates that are tried.
     """
 
     def __init__(self, args: argparse.Namespace):
-        self._args, self.out = args, Path(args.out)
+        self._args, self.out, self._size = args, Path(args.out), TABLE["sizes"][args.size]
+        self.rates = self._size["rates"]
         self.files = fine_tuning_data.PREPARE[args.task](args.data, self.out / "data" / args.task)
 
     def pretraining(self, system: str) -> Training:
         """The masked model of a system."""
         folder = Path(self._args.wikipedia)
         source = {"type": "text_files", "documents": "key", "key": "text"}
-        source |= {split: str(folder / f"{name}.jsonl.xz") for split, name in (("train",) * 2, ("validation", "valid"))}
+        source["train"] = [str(folder / f"{name}.jsonl.xz") for name in self._size["files"]]
+        source["validation"] = str(folder / "valid.jsonl.xz")
         data = {"source": source, "tokenizer": str(folder / "sentencepiece.model")}
         steps = self._args.pretraining_steps
         overrides = (*self._args.set, *([] if steps is None else [f"train.steps={steps}"]))
-        config = self._written(f"pretraining-{system}", system, TABLE["pretraining"], {"data": data})
+        section = config_merge.merge(TABLE["pretraining"], self._size["pretraining"])
+        config = self._written(f"pretraining-{system}", system, section, {"data": data})
         return Training(config, self.out / "runs" / f"pretraining-{system}", overrides)
 
     def fine_tuning(self, case: Case, rate: float, seed: int) -> Training:
@@ -97,8 +104,9 @@ class Experiment:
         return Command(arguments, folder.with_name(f"{folder.name}.log")), folder / "test.jsonl"
 
     def _written(self, name, system, section, more):
-        config = config_merge.merge(config_merge.merge(TABLE["base"], section), more)
-        config["model"] = {**config["model"], **TABLE["systems"][system]}
+        config = TABLE["base"]
+        for changes in (section, self._size["base"], more, {"model": self._size["systems"][system]}):
+            config = config_merge.merge(config, changes)
         file = self.out / "configs" / f"{name}.yaml"
         file.parent.mkdir(parents=True, exist_ok=True)
         text = yaml.safe_dump(config, sort_keys=False)
@@ -110,8 +118,8 @@ class Experiment:
 def _measure(args, progress):
     where = in_parallel.device_name()
     results = result_files.Results(args, "fine_tuning", device=where, packages=("tensorflow", "keras", "numpy"))
-    asked = {"task": args.task, "seeds": list(range(args.seeds))}
-    cases = [Case(system, start) for system in args.systems for start in STARTS]
+    asked = {"task": args.task, "size": args.size, "seeds": list(range(args.seeds))}
+    cases = [Case(system, start) for system in args.systems for start in args.starts]
     cases = [c for c in cases if not results.has(**asked, **c._asdict())]
     if not cases:
         return 0
@@ -127,7 +135,8 @@ def _measure(args, progress):
 def _pretrained(experiment, cases, args, progress):
     """The cases whose start there is. New weights need none, so their runs fill the device meanwhile."""
     first = {case: experiment.pretraining(case.system) for case in cases if case.start == "pretrained"}
-    filling = [experiment.fine_tuning(case, rate, 0) for case in cases if case not in first for rate in RATES]
+    new = [case for case in cases if case not in first]
+    filling = [experiment.fine_tuning(case, rate, 0) for case in new for rate in experiment.rates]
     progress.line(f"{len(first)} masked models, and {len(filling)} runs of {args.task} from new weights")
     done = in_parallel.train([*first.values(), *filling], args.parallel, progress)
     lacking = {case for case, there in zip(first, done, strict=False) if not there}
@@ -136,7 +145,7 @@ def _pretrained(experiment, cases, args, progress):
 
 def _chosen(experiment, cases, args, progress):
     """For each case the learning rate with the best validation, of the runs that ended."""
-    runs = {(case, rate): experiment.fine_tuning(case, rate, 0) for case in cases for rate in RATES}
+    runs = {(case, rate): experiment.fine_tuning(case, rate, 0) for case in cases for rate in experiment.rates}
     progress.line(f"{len(runs)} runs of {args.task} with seed 0")
     done = in_parallel.train(list(runs.values()), args.parallel, progress)
     found: dict[Case, dict[float, float]] = {}
@@ -163,7 +172,7 @@ def _tested(experiment, rates, args, progress):
 
 def _row(experiment, case, rate, scores, args):
     seeds = [experiment.fine_tuning(case, rate, seed) for seed in range(args.seeds)]
-    other = {r: experiment.fine_tuning(case, r, 0) for r in RATES}
+    other = {r: experiment.fine_tuning(case, r, 0) for r in experiment.rates}
     metric, described = METRICS[args.task], in_parallel.described(seeds[0])
     on_validation = lambda run: best(run, metric)[metric]  # noqa: E731
     started = in_parallel.evaluations(experiment.pretraining(case.system))[-1] if case.start == "pretrained" else {}
@@ -263,11 +272,11 @@ def _checked(args):
     if not args.table and (args.data is None or args.out is None):
         raise ValueError("DATA and OUT are needed, but for --table")
     in_parallel.check(args, "seeds", "pretraining_steps")
-    if unknown := [name for name in args.systems if name not in TABLE["systems"]]:
-        near = hint(unknown[0], TABLE["systems"]) or "."
-        raise ValueError(f"no system is called {unknown[0]!r}{near} There are: {', '.join(TABLE['systems'])}")
-    steps = [] if args.pretraining_steps is None else [f"{args.pretraining_steps} steps of pretraining"]
-    args.variant = result_files.variant(args, *steps)
+    if unknown := [name for name in args.systems if name not in SYSTEMS]:
+        near = hint(unknown[0], SYSTEMS) or "."
+        raise ValueError(f"no system is called {unknown[0]!r}{near} There are: {', '.join(SYSTEMS)}")
+    unusual = [] if args.pretraining_steps is None else [f"{args.pretraining_steps} steps of pretraining"]
+    args.variant = result_files.variant(args, *unusual)
     return args
 
 
@@ -279,7 +288,9 @@ def _parser():
     parser.add_argument(
         "--wikipedia", default="wikipedia", metavar="DIR", help="the data of configs/wikipedia_mlm (default wikipedia)"
     )
-    parser.add_argument("--systems", nargs="+", default=list(TABLE["systems"]), metavar="SYSTEM", help="default: all")
+    parser.add_argument("--size", choices=TABLE["sizes"], default=SMALL, help=f"of the models (default {SMALL})")
+    parser.add_argument("--systems", nargs="+", default=SYSTEMS, metavar="SYSTEM", help="default: all")
+    parser.add_argument("--starts", nargs="+", default=STARTS, choices=STARTS, metavar="START", help="default: both")
     parser.add_argument("--seeds", type=int, default=3, help="runs at the better learning rate (default 3)")
     parser.add_argument("--pretraining-steps", type=int, metavar="N", help="default: the table's")
     in_parallel.add_options(parser)
