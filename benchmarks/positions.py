@@ -1,5 +1,6 @@
 """Reads novels with trained causal models: the perplexity at each position, far beyond the length of their training.
 
+    python -m benchmarks.positions OUT/length-lm-*-45M-*/ --novels novels
     python -m benchmarks.positions flash=OUT/length-lm-flash-2048-45M-0.001-0 gla=… --novels novels
 
 Every *.txt in the folder of `--novels` is a novel. It is tokenized with the run's tokenizer, and cut into as many

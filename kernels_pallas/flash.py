@@ -14,6 +14,7 @@ from kernels_xla.flash.operands import Operands, operands
 
 KERNELS = ["values", "gated", "gate_gradient", "gate_sums", "value_gradient", "representation_gradient"]
 SUMS = ["sums", "sums_gradient"]
+MEASURED = 65_536  # tokens of a step on one device
 
 
 def gated_mixed_chunk_attention(
@@ -108,12 +109,12 @@ def obstacle(m: Chunks) -> str | None:
 def is_faster(m: Chunks) -> bool:
     """Whether the fused kernels are faster than einsums, by what was measured at a few sizes.
 
-    In TensorFlow these were 65,536 causal tokens in rows of 512 to 8,192 and 8 x 8,192 masked ones, on JAX 8 x 8,192
-    causal ones.
+    In TensorFlow these were 65,536 tokens a step, causal rows of 512 to 65,536 and masked ones of 512 and 8,192; on JAX
+    8 x 8,192 causal ones. Packed causal rows were not measured.
     """
     whole = m.c % 256 == m.e % 256 == m.s % 128 == 0
-    masked = m.orders == ("all",) and m.rows >= 8 and m.chunks >= 32
-    return whole and m.dtype == "bfloat16" and (m.summed_inside or masked)
+    many = m.tokens >= MEASURED and (m.orders == ("all",) or (m.plain and m.orders == ("earlier",)))
+    return whole and m.dtype == "bfloat16" and (m.summed_inside or many)
 
 
 def _with_representation(m, rows):

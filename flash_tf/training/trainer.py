@@ -58,7 +58,8 @@ class TrainStep:
       objective: Gives the negative log-likelihoods.
       optimizer: Updates the model's variables.
       config: The experiment.
-      jit_compile: Whether XLA compiles `gradients`, and the clipping. A caller may compile the whole step instead.
+      jit_compile: Whether XLA compiles the sums of gradients, and the clipping. A caller may compile the whole step
+        instead.
 
     Attributes:
       seeds: The state of each dropout layer. A step sets it before a layer draws from it.
@@ -71,7 +72,7 @@ class TrainStep:
         self.seeds = [layer.seed_generator.state for layer in update.dropouts(model)]
         xla = functools.partial(tf.function, jit_compile=True, autograph=False)
         self._compiled = xla if jit_compile else lambda function: function
-        self._gradients = self._compiled(self.gradients)
+        self._sums = self._compiled(self._accumulated)
 
     @tf.autograph.experimental.do_not_convert
     def __call__(self, batch: dict[str, tf.Tensor], step: tf.Tensor, rate: tf.Tensor | None = None) -> tf.Tensor:
@@ -89,12 +90,9 @@ class TrainStep:
         self._seed_dropout(step, context)
         share = self.config.batch_size // context.num_replicas_in_sync  # several workers' input has no static shape
         batch = {name: tf.ensure_shape(x, [x.shape[0] or share, *x.shape[1:]]) for name, x in batch.items()}
-        zeros = [tf.zeros_like(variable) for variable in self._variables], tf.zeros([]), tf.zeros([])
-        parts = self.config.train.accumulate
-        sums = update.accumulated(lambda part, _: self._gradients(part), batch, parts, zeros, _one_after_the_other)
         gradients, norm, loss, tokens = update.clipped_mean(
             self.config.optimizer.clip,
-            *sums,
+            *self._sums(batch),
             total=lambda values: context.all_reduce(tf.distribute.ReduceOp.SUM, values),
             norm_of=tf.linalg.global_norm,
             replicas=context.num_replicas_in_sync,
@@ -111,6 +109,12 @@ class TrainStep:
             loss, tokens = self.objective.loss(self.model, batch)
         gradients = [tf.convert_to_tensor(g) for g in tape.gradient(loss, self._variables)]
         return gradients, loss, tokens
+
+    def _accumulated(self, batch):
+        """The sums of `gradients` over the micro-batches."""
+        zeros = [tf.zeros_like(variable) for variable in self._variables], tf.zeros([]), tf.zeros([])
+        parts = self.config.train.accumulate
+        return update.accumulated(lambda part, _: self.gradients(part), batch, parts, zeros, _one_after_the_other)
 
     def _seed_dropout(self, step, context):
         """Makes dropout a function of seed, step and replica."""
