@@ -141,7 +141,7 @@ def test_a_chunk_of_padding_alone_passes_the_state_of_its_document_on(spec):
 
 
 @pytest.mark.skipif(ON_JAX, reason="JAX knows every length")
-@pytest.mark.parametrize("spec", tiers.of_kinds(KERNELS, "gla", "linear_attention"))
+@pytest.mark.parametrize("spec", tiers.of_kinds(KERNELS, "linear_attention"))
 @pytest.mark.parametrize("xla", tiers.thinned([False, True], False))
 def test_a_length_that_is_known_only_at_run_time_gives_the_same_value_and_gradients(spec, xla):
     import tensorflow as tf

@@ -89,7 +89,7 @@ def test_the_package_imports_nothing_heavy_before_a_part_is_used():
     assert in_process(code)[0] == f"{dir(ft)} set()\n"
 
 
-@pytest.mark.parametrize("command", ["list", "describe mlm_c4/flash --json"])
+@pytest.mark.parametrize("command", [pytest.param("list", marks=pytest.mark.full), "describe mlm_c4/flash --json"])
 def test_commands_that_look_at_configs_alone_run_without_tensorflow(command):
     hidden = "import importlib.util as util; find = util.find_spec\n"
     hidden += "util.find_spec = lambda name, *rest: None if name == 'tensorflow' else find(name, *rest)\n"

@@ -82,7 +82,7 @@ def options_of(cls, options):
     return {"type": kind, **{name: value for name, value in options.items() if name != "causal"}}
 
 
-@pytest.mark.parametrize(("cls", "options"), tiers.of_kinds(CAUSAL, "flash"))
+@pytest.mark.parametrize(("cls", "options"), tiers.of_kinds(CAUSAL, "linear_attention"))
 def test_a_program_that_reads_and_writes_has_the_operators_of_one_whose_layers_are_all_traced(
     cls, options, monkeypatch
 ):
@@ -127,7 +127,8 @@ def test_xla_takes_the_same_instructions(dtype, monkeypatch):
     assert copied == compiled(write, token_ids()) and copied["dot"] > 20
 
 
-@pytest.mark.parametrize("dtype", tiers.thinned(["float32", "mixed_bfloat16"], "mixed_bfloat16"))
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+@pytest.mark.full
 def test_blocks_of_two_kinds_are_copied_in_one_program_that_is_right(dtype, monkeypatch):
     model = made(**TWO_KINDS, dtype=dtype)
     copied, traced = both(monkeypatch, lambda ids: model.encode(ids), token_ids())

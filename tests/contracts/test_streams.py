@@ -310,6 +310,7 @@ def test_the_state_of_a_model_is_flat_and_has_the_bytes_that_it_says(kind):
     assert sum(ops.convert_to_numpy(x).nbytes for x in state.values()) == 3 * model.decode_state_bytes(N, 4)
 
 
+@tiers.full_on_jax
 def test_a_model_refuses_a_state_that_it_cannot_have():
     with pytest.raises(ValueError, match="GatedAttentionUnit has a state that grows with the text: it needs capacity"):
         model_of("gau").initial_state(B)
@@ -340,6 +341,7 @@ COSFORMER = {"type": "linear_attention", "features": "relu", "cosine_length": 9,
     ],
     ids=["learned", "cosformer", "parallel"],
 )
+@tiers.full_on_jax
 def test_a_model_reads_no_more_tokens_than_its_longest_text(options):
     model, ids = model_of("flash", depth=1, **options), token_ids(B, 9)
     assert model.longest == 9 and model_of("flash").longest is None
@@ -352,6 +354,7 @@ def test_a_model_reads_no_more_tokens_than_its_longest_text(options):
         model.generate([prompt], 6)
 
 
+@tiers.full_on_jax
 def test_a_block_streams_around_a_layer_of_another_dtype():
     mixer = MixedChunkAttention(chunk_size=8, key_dim=16, causal=True, dtype="mixed_bfloat16")
     block, x = ResidualBlock(mixer), tensors({"x": normal(B, 5, D)}, "float32")["x"]

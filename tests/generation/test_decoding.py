@@ -84,6 +84,7 @@ def test_a_model_that_nobody_has_called_generates_and_stays_whole():
     assert to_numpy(model(np.array([[5, 17, 3]]))).argmax(-1)[0, -1] == want[0][0]
 
 
+@tiers.full_on_jax
 def test_a_chooser_sees_the_logits_and_the_number_of_the_step():
     model, ids = model_of("flash", depth=1), token_ids(B, 9)
     likely, _ = greedy(model, *prefilled(model, ids), 3)

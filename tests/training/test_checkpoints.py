@@ -219,6 +219,7 @@ def test_every_trainable_weight_and_both_slots_of_it_are_in_a_checkpoint(run):
         assert any(part in name for name in weights)
 
 
+@pytest.mark.full
 def test_a_weight_that_is_not_trained_stays_as_it_began_and_comes_back_from_the_checkpoint(tmp_path, monkeypatch):
     runs.corpus(tmp_path)
     mixer = {"type": "linear_attention", "heads": 2, "features": "favor"}

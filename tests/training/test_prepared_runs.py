@@ -13,7 +13,8 @@ from tests.training import runs
 from tests.training.test_strategies import assert_same_curve, free_ports
 
 
-@pytest.mark.parametrize("packing", ["documents", pytest.param("concatenate", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("packing", ["documents", "concatenate"])
 def test_a_run_that_stops_ends_in_the_bits_of_one_that_does_not(tmp_path, packing):
     path = prepared(tmp_path, model={"type": "causal_lm", **runs.SMALLEST, "dropout": 0.1}, data={"packing": packing})
     runs.train(path, tmp_path / "whole")

@@ -101,6 +101,7 @@ def command(*words):
     train.run(parser.parse_args([str(word) for word in words]), types.SimpleNamespace(progress=runs.Lines))
 
 
+@pytest.mark.full
 def test_a_run_that_is_extended_equals_one_that_was_planned_with_all_steps(source, tmp_path):
     shutil.copytree(source / "model", tmp_path / "model")
     whole = runs.start(runs.train, str(source / "config.yaml"), tmp_path / "whole", "train.steps=8")
