@@ -203,11 +203,11 @@ def perplexities(row: dict) -> dict[str, float]:
 
     Returns:
       `perplexity` per token, `word_perplexity`, `byte_perplexity`, `bits_per_byte` and `bits_per_character`: the last
-      four are per unit of the text, whatever the tokenizer.
+      four are per unit of the text, whatever the tokenizer, and infinite for a text without such units.
     """
     nats = -row["log_likelihood"]
-    each = {name: nats / row[name] for name in ("tokens", "words", "bytes", "characters")}
-    exp = {name: math.exp(min(700.0, x)) for name, x in each.items()}
+    each = {n: nats / row[n] if row[n] else math.inf for n in ("tokens", "words", "bytes", "characters")}
+    exp = {name: math.inf if x == math.inf else math.exp(min(700.0, x)) for name, x in each.items()}
     return {
         "perplexity": exp["tokens"],
         "word_perplexity": exp["words"],

@@ -183,3 +183,8 @@ def test_a_line_without_its_strings_is_named(tmp_path):
     path.write_text(json.dumps({"prefix": "a", "continuation": "b"}) + "\n\n" + json.dumps({"prefix": "a"}) + "\n")
     with pytest.raises(ValueError, match="pairs.jsonl, line 3 has no key 'continuation'"):
         list(json_lines(str(path), ("prefix", "continuation")))
+
+
+def test_a_text_without_words_has_an_infinite_perplexity_of_words():
+    found = perplexities({"log_likelihood": -3.0, "tokens": 1, "words": 0, "bytes": 1, "characters": 1})
+    assert found["word_perplexity"] == math.inf and found["perplexity"] == found["byte_perplexity"] == math.exp(3)

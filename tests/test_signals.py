@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import types
 from pathlib import Path
 
@@ -30,10 +31,14 @@ def test_a_signal_ends_a_command_with_a_line_and_128_plus_its_number(number, swa
             raise
 
     monkeypatch.setattr(describe, "run", run)
+    given = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as these tests may run under nohup
     before = [signal.getsignal(n) for n in cli.ENDING]
-    assert cli.main(["describe", "quickstart"]) == 128 + number
-    assert capfd.readouterr().err == f"flash-tf: stopped by {signal.Signals(number).name}\n"
-    assert [signal.getsignal(n) for n in cli.ENDING] == before
+    try:
+        assert cli.main(["describe", "quickstart"]) == 128 + number
+        assert capfd.readouterr().err == f"flash-tf: stopped by {signal.Signals(number).name}\n"
+        assert [signal.getsignal(n) for n in cli.ENDING] == before
+    finally:
+        signal.signal(signal.SIGHUP, given)
 
 
 SWALLOWED = """
@@ -93,6 +98,19 @@ def test_a_second_signal_during_training_goes_to_whoever_listened_before():
     finally:
         signal.signal(signal.SIGTERM, before)
     assert heard == [signal.SIGTERM] and stopped
+
+
+def test_a_run_outside_the_main_thread_hears_no_signals_and_goes_on():
+    trained, before = [], signal.getsignal(signal.SIGTERM)
+
+    def run():
+        with actions.Signals(pytest.fail, pytest.fail, types.SimpleNamespace(), runs.Lines()):
+            trained.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert trained == [before]
 
 
 def test_a_loop_between_two_looks_at_signals_lasts_four_seconds_or_one_step():

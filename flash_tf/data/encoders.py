@@ -93,7 +93,7 @@ class ClassLabel:
 
     def read(self, placed: Placed, value: Any) -> int:
         name = str(value) if isinstance(value, int | np.integer) else value  # of classes "-1", "0" and "1"
-        if self._names is not None and name in self._names:
+        if self._names is not None and isinstance(name, str) and name in self._names:
             return self._names.index(name)
         number = value
         if isinstance(value, str) and value.isdecimal():
@@ -241,7 +241,11 @@ class AnswerEncoder(RowEncoder):
         return {"tokens": tokens, "labels": labels}
 
     def _of_texts(self, placed):
-        prompt, answer = self._tokenizer.encode(self.texts(placed))
+        before, after = self.texts(placed)
+        (prompt,) = self._tokenizer.encode([before])
+        blank = before[-1:].isspace() or after[:1].isspace()  # it is lost where white space is not kept
+        spell = self._tokenizer.encode_after_blank if blank and not self._tokenizer.keeps_whitespace else None
+        (answer,) = (spell or self._tokenizer.encode)([after])
         eos = [self._tokenizer.eos_id]
         room = self._length - 1 - len(answer)
         if not len(answer) or room < 0:

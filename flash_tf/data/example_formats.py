@@ -26,7 +26,7 @@ def matching(globs: list[str], split: str, source: str) -> list[str]:
     found = []
     for pattern in globs:
         path = os.path.expanduser(pattern)
-        there = [path] if os.path.isfile(path) else sorted(glob.glob(path))  # a name may have brackets
+        there = [path] if os.path.isfile(path) else sorted(glob.glob(path, recursive=True))  # a name may have brackets
         if not there:
             got = f"{pattern!r} matches none{seen_from(path)}"
             raise ValueError(f"source {source!r} needs files for {split}, but {got}")
@@ -75,8 +75,9 @@ def json_lines(path: str) -> Iterator[Record]:
             continue
         try:
             record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}, line {number} needs JSON, got {line.strip()[:40]!r}: {error.msg}") from None
+        except (ValueError, RecursionError) as error:  # of nesting, and of numbers with many digits
+            why = getattr(error, "msg", str(error))
+            raise ValueError(f"{path}, line {number} needs JSON, got {line.strip()[:40]!r}: {why}") from None
         if not isinstance(record, dict):
             raise ValueError(f"{path}, line {number} needs a JSON object, got a {type(record).__name__}")
         yield record

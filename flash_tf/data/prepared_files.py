@@ -191,7 +191,7 @@ def begin(directory: str, about: dict) -> None:
       ValueError: It holds something else. Nothing was changed.
     """
     there = read_manifest(directory)
-    if there is None and (others := stored.names(directory)):
+    if there is None and (others := {name for name in stored.names(directory) if not stored.is_partial(name)}):
         raise ValueError(f"{directory} holds {min(others)}, which flash-tf prepare did not write: give another folder")
     there = there or {}
     for name in about:

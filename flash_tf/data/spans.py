@@ -94,8 +94,7 @@ class SpanEncoder(RowEncoder):
         return zlib.crc32(np.asarray(row["tokens"], np.int32).tobytes()) < self._answerless_rows * 2**32
 
     def _of(self, question, words, span, labelled):
-        spelled = [f" {word[0]}" if i else word[0] for i, word in enumerate(words)]
-        asked, *pieces = self._tokenizer.encode([question, *spelled])
+        (asked,), pieces = self._tokenizer.encode([question]), self._tokenizer.encode_words([one[0] for one in words])
         start = [self._tokenizer.cls_id, *asked[: self._length // 4], self._tokenizer.eos_id]
         room = self._length - len(start) - 1
         ids = np.concatenate([np.zeros(0, np.int32), *pieces])

@@ -45,8 +45,13 @@ def write(path: str, data: Any) -> None:
 def remove_partial(folder: str) -> None:
     """Removes what killed processes left of files that `write` began in a folder that no other process writes to."""
     for name in names(folder):
-        if re.fullmatch(r"\..+\.[0-9a-f]{8}\.partial", name):
+        if is_partial(name):
             remove(f"{folder}/{name}")
+
+
+def is_partial(name: str) -> bool:
+    """Whether a name is one that `write` gives to a file that it has not finished."""
+    return re.fullmatch(r"\..+\.[0-9a-f]{8}\.partial", name) is not None
 
 
 def names(folder: str) -> set[str]:

@@ -81,6 +81,7 @@ class TokenCache:
         self._on_progress = on_progress
         self._stopped = threading.Event()
         about = {"split": split, "source": source.identity(), "tokenizer": tokenizer.fingerprint, **self._more()}
+        about["shards"] = hashlib.sha256("\0".join(self.shards).encode()).hexdigest()[:16]  # it may cut others
         self._about = json.dumps(about, indent=2, sort_keys=True)
         self.directory = Path(directory) / f"{split}-{hashlib.sha256(self._about.encode()).hexdigest()[:16]}"
         self._dtype = np.dtype(np.uint16 if tokenizer.vocabulary_size <= 1 << 16 else np.int32)
@@ -99,9 +100,10 @@ class TokenCache:
             if (shard := self._read(index)) is not None:
                 return shard
             self._tokenize(index)
+            shard = self._read(index)
         if self._on_progress is not None:
             self._on_progress(len(list(self.directory.glob("[0-9]*.json"))), len(self.shards), f"{self.split} shards")
-        return self._read(index)
+        return shard
 
     def stop(self) -> None:
         """Makes `get` raise a StoppedError where it tokenizes, in any thread, within some seconds."""

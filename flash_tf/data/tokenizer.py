@@ -1,5 +1,6 @@
 """The interface of every tokenizer. Its kinds are the files of `flash_tf/data/tokenizers`."""
 
+import functools
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
@@ -119,6 +120,26 @@ class Tokenizer:
         if isinstance(texts, str | bytes):
             raise ValueError(f"encode needs a list of texts, got one text: [{texts[:20]!r}, …]")
         return self._encode(self._prepared([whole(text) for text in texts]))
+
+    def encode_words(self, words: list[str]) -> list[np.ndarray]:
+        """The ids of each word of a text, int32 `[length]`, as in the text, where a blank is between two words.
+
+        Args:
+          words: Texts without white space.
+        """
+        return [*self.encode(words[:1]), *self.encode_after_blank(words[1:])]
+
+    def encode_after_blank(self, texts: list[str]) -> list[np.ndarray]:
+        """The ids of texts that follow a blank in a longer one, int32 `[length]`."""
+        if not self.joins:
+            return self.encode(texts)
+        return self._encode([f" {text}" for text in self._prepared([whole(text) for text in texts])])
+
+    @functools.cached_property
+    def joins(self) -> bool:
+        """Whether the first word of a text has other ids than after a blank, so that it joins the text before it."""
+        (a, aa), (b, bb) = self.encode(["a", "a a"]), self.encode(["b", "b b"])
+        return not (np.array_equal(aa, [*a, *a]) or np.array_equal(bb, [*b, *b]))
 
     def encode_with_masks(self, text: str) -> np.ndarray:
         """The ids of `text`, int32 `[length]`, in which each literal `<mask>` is `mask_id`.

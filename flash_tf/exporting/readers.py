@@ -90,7 +90,7 @@ class TextReader(IdReader):
 
     def __init__(self, tokenizer: Tokenizer, longest: int):
         super().__init__(tokenizer, longest)
-        self._graph = graph_tokenizer(tokenizer)
+        self._graph, self._tokenizer = graph_tokenizer(tokenizer), tokenizer
         self._mask = tokenizer.mask_id
         self._pieces = [tokenizer.piece(i) for i in range(tokenizer.vocabulary_size)]
 
@@ -110,6 +110,12 @@ class TextReader(IdReader):
     def encode(self, text: tf.Tensor) -> tf.RaggedTensor:
         """Texts `[k]` -> int32 ids `[k, (n)]`, without checks: a text may have no token."""
         return self._graph.encode(self._graph.prepared(text))
+
+    def encode_words(self, words: tf.Tensor) -> tf.RaggedTensor:
+        """The words of one text, `[k]` -> int32 ids `[k, (n)]`; see `Tokenizer.encode_words`."""
+        if not self._tokenizer.joins:
+            return self.encode(words)
+        return self._graph.encode(tf.concat([words[:1], tf.strings.join([" ", words[1:]])], 0))
 
     def write(self, ids: tf.Tensor) -> tf.Tensor:
         """Ids `[..., n]` -> texts `[...]`."""

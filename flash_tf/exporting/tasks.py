@@ -146,7 +146,7 @@ class ServedSpan(Served):
     def _parts(self, question, words):
         """Rows of ids `[parts, n]`, and the number of each token's word, -1 outside the context."""
         n, tokenizer = self.limits.longest, self._tokenizer
-        asked, pieces = self._reader.encode(question[None])[0], self._reader.encode(_spaced(words))
+        asked, pieces = self._reader.encode(question[None])[0], self._reader.encode_words(words)
         ids, of_word = pieces.flat_values, tf.cast(pieces.value_rowids(), tf.int32)
         start = tf.concat([[tokenizer.cls_id], asked[: n // 4], [tokenizer.eos_id]], 0)
         room = n - tf.size(start) - 1
@@ -160,11 +160,6 @@ class ServedSpan(Served):
         tokens = around(start, tf.gather(ids, inside), tokenizer.eos_id)
         numbers = around(tf.fill([tf.size(start)], IGNORED), tf.gather(of_word, inside), IGNORED)
         return tokens.to_tensor(tokenizer.pad_id, shape=[None, n]), numbers.to_tensor(IGNORED, shape=[None, n])
-
-
-def _spaced(words):
-    """Words with a blank before each but the first, which an encoder of words one by one needs."""
-    return tf.concat([words[:1], tf.strings.join([" ", words[1:]])], 0)
 
 
 SERVED = {"classifier": ServedTask, "regressor": ServedTask, "matcher": ServedMatcher, "span": ServedSpan}

@@ -180,7 +180,7 @@ class Profiler:
 class Signals:
     """SIGTERM, SIGINT and SIGHUP save and end the run after the current loop. A second one does not wait for the save.
 
-    An error of an evaluation saves the run too, as its steps are done.
+    An error of an evaluation saves the run too, as its steps are done. Outside the main thread it hears no signals.
 
     Python runs its handlers when TensorFlow returns, after the loop. The system's own handler wakes a thread at once.
     That thread tells the user that a signal has come, and stops the wait for data, which may last until all text is
@@ -198,6 +198,9 @@ class Signals:
         self._received, self._saved, self._evaluating = 0, False, False
 
     def __enter__(self):
+        self._takes = threading.current_thread() is threading.main_thread()  # Python gives signals to no other
+        if not self._takes:
+            return self
         asked = [n for n in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
         self._heard, told = socket.socketpair()
         told.setblocking(False)
@@ -208,9 +211,10 @@ class Signals:
         return self
 
     def __exit__(self, kind, error, _):
-        self._give_back()
-        self._told.close()  # which ends the thread
-        self._teller.join()
+        if self._takes:
+            self._give_back()
+            self._told.close()  # which ends the thread
+            self._teller.join()
         if isinstance(error, Exception) and not self._saved and (self._received or self._evaluating):
             between_steps = self._trainer.reading or self._evaluating
             if between_steps and int(self._trainer.global_step.numpy()):

@@ -147,6 +147,7 @@ def _train(run, owner, copy):
             evaluations.append([run.evaluation])
             copy("validation", [run.evaluation])
             run.save()
+        signals(None)  # one may have come since the last step
     return last_evaluation(run, lambda: evaluator.evaluate(None))
 
 

@@ -53,7 +53,9 @@ def _check_mixers(config):
 
 def model_extras(config: Config) -> dict:
     """Options of the model that follow from other sections of the config."""
-    learned = config.model.get("position_embedding") == "learned" and "max_length" not in config.model
+    options = inspect.signature(MODELS.get(config.model["type"])).parameters
+    positions = config.model.get("position_embedding", options["position_embedding"].default)
+    learned = positions == "learned" and "max_length" not in config.model
     return {"max_length": config.data.sequence_length} if learned else {}
 
 

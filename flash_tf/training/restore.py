@@ -1,6 +1,7 @@
 """The trained model of a run, without its data, optimizer or strategy."""
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterable
 
 import keras
@@ -64,7 +65,8 @@ def restore(
     notes = _restored({v.path: v for v in model.weights}, checkpoints, checkpoint)
     check_tokenizer(tokenizer, notes, model_dir)
     cache = config.data.cache
-    if "average_of" in notes and cache is not None and not epath.Path(cache).is_dir():  # its run has been moved
+    known = cache is None or epath.Path(os.path.expanduser(cache)).is_dir()
+    if "average_of" in notes and not known:  # its run has been moved
         beside = epath.Path(model_dir).resolve().parent / "tokens"
         cache = str(beside) if beside.is_dir() else None
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, cache=cache))

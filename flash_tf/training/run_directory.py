@@ -83,7 +83,8 @@ def claim(model_dir: str, config: configs.Config, extends: bool = False) -> None
 def begun(model_dir: str, config: configs.Config, tokenizer: str) -> Iterator[None]:
     """Writes the run's fingerprint, its resolved config and the packages' versions before the first step.
 
-    From here on the directory takes no other run. If an error ends the first try before a step is done, it does again.
+    From here on the directory takes no other run. If an error or a signal ends the first try before a step is done, it
+    does again.
 
     Args:
       model_dir: A directory that is claimed.
@@ -99,7 +100,7 @@ def begun(model_dir: str, config: configs.Config, tokenizer: str) -> Iterator[No
     _write(f"{model_dir}/{VERSIONS}", json.dumps(versions(), indent=2) + "\n")
     try:
         yield
-    except Exception:
+    except BaseException:  # a signal too
         if not _trained(model_dir):
             _write(f"{model_dir}/{RUN}", "{}\n")
         raise

@@ -1,5 +1,6 @@
 """The devices that share the work. Everything else is the same for every strategy."""
 
+import itertools
 import platform
 import re
 from collections.abc import Callable
@@ -11,6 +12,8 @@ from tensorflow.python.eager import context
 from flash_tf.config import StrategyConfig
 from flash_tf.training import workers
 
+KEYS = 1000  # more than a strategy has groups of devices
+_MADE = itertools.count()  # strategies of this process
 REGISTRATION = 120  # seconds; some machines take many to find their GPUs
 
 
@@ -60,6 +63,8 @@ def _mirrored(config, _):
     devices = config.devices
     if devices is None and not tf.config.list_logical_devices("GPU"):
         devices = [device.name for device in tf.config.list_logical_devices("CPU")]
+    # TensorFlow numbers the groups of each strategy from here on, and keeps the shapes of a group's sums for good.
+    tf.distribute.MirroredStrategy._collective_key_base = KEYS * next(_MADE)
     try:
         strategy = tf.distribute.MirroredStrategy(devices)
         # One device needs no sum over replicas, so its whole loop can be one program.

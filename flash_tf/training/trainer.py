@@ -253,7 +253,7 @@ class Trainer(orbit.AbstractTrainer):
 
     def _now(self):
         """The time. TensorFlow has none among deterministic operators, so that no waiting is seen then."""
-        return tf.zeros((), tf.float64) if self.step.config.train.deterministic else tf.timestamp()
+        return tf.zeros((), tf.float64) if is_op_determinism_enabled() else tf.timestamp()
 
 
 def _in_place(x):

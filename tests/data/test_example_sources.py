@@ -136,6 +136,9 @@ def test_a_dataset_on_a_disk_is_read_by_its_splits(tmp_path):
         SOURCES.build(options).shards("validation")
     with pytest.raises(ValueError, match="source 'hf_datasets' needs a folder of save_to_disk"):
         SOURCES.build({**options, "path": str(tmp_path)}).shards("train")
+    datasets.DatasetDict({**both, "test": datasets.Dataset.from_list([])}).save_to_disk(tmp_path / "e")
+    source = SOURCES.build({**options, "path": str(tmp_path / "e"), "validation_split": "dev"})
+    assert read(source) == rows and read(source, "validation") == rows[:1]
 
 
 def handed(experiment, folder, dataset):

@@ -98,6 +98,9 @@ def test_a_folder_of_other_windows_or_files_is_refused(tmp_path):
         begin(str(tmp_path / "new"), {**ABOUT, "size": 2})
     with pytest.raises(ValueError, match="is not prepared to its end"):
         Prepared(str(tmp_path / "new"))
+    (tmp_path / "killed").mkdir()
+    (tmp_path / "killed" / ".prepared.json.deadbeef.partial").write_text("{")
+    begin(str(tmp_path / "killed"), ABOUT)
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "thesis.txt").write_text("mine")
     with pytest.raises(ValueError, match=r"holds thesis.txt, which flash-tf prepare did not write"):

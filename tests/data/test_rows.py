@@ -14,6 +14,7 @@ from flash_tf.data.sources.example_files import ExampleFiles
 from flash_tf.data.sources.hf_datasets import HfDatasets
 from flash_tf.data.spans import SpanEncoder
 from flash_tf.data.stream import EvaluationBatches, WindowStream
+from flash_tf.data.tokenizer import Tokenizer
 from flash_tf.models.span import best_spans
 
 
@@ -25,6 +26,8 @@ class Words:
     def encode(self, texts):
         return [np.array([ord(c) - 87 for c in text.replace(" ", "")], np.int32) for text in texts]
 
+    encode_words = encode
+
 
 def rows(encoder, *examples, **options):
     return list(encoder.rows([(f"file, example {i}", one) for i, one in enumerate(examples, 1)], **options))
@@ -32,6 +35,17 @@ def rows(encoder, *examples, **options):
 
 def ids(row, name="tokens"):
     return [int(i) for i in row[name]]
+
+
+def test_an_answer_follows_the_blank_that_a_tokenizer_does_not_keep():
+    text = "the capital of france is paris and the word is whale " * 40
+    tokenizer = Tokenizer.train(iter([text]), 270, "collapse", "bpe")
+    encoder = AnswerEncoder(tokenizer, 64, None)
+    for prompt, answer in (("the capital is", " paris"), ("the capital is ", "paris"), ("the capital is ", " paris")):
+        (row,) = rows(encoder, {"prompt": prompt, "answer": answer})
+        assert tokenizer.decode(ids(row)) == "the capital is paris"
+    (row,) = rows(encoder, {"prompt": "the capital is", "answer": "paris"})
+    assert tokenizer.decode(ids(row)) == "the capital isparis"
 
 
 def test_a_text_and_a_pair_are_rows_with_their_special_ids():

@@ -172,6 +172,8 @@ def test_small_files_share_a_piece_and_large_ones_do_not(tmp_path, monkeypatch):
         (b'{"id": 1, "body": "a"}', {"documents": "key"}, "line 1 has no key 'text'; its keys are: id, body"),
         (b'\n["text"]', {"documents": "key"}, "line 2 needs a JSON object, got a list"),
         (b'{"text": 3}', {"documents": "key"}, "line 1 needs a string under 'text', got 3"),
+        (b'{"text": ' + b"[" * 99_999, {"documents": "key"}, r"a.txt, line 1 needs JSON, got '{\"text\": \[+': "),
+        (b'{"text": ' + b"1" * 9_999, {"documents": "key"}, "a.txt, line 1 needs JSON, got .*: .*4300 digits"),
     ],
 )
 def test_a_file_that_cannot_be_read_as_asked_is_an_error_that_says_where(tmp_path, content, options, message):
@@ -197,6 +199,23 @@ def test_a_file_whose_name_has_brackets_is_read_and_a_folder_in_place_of_files_i
     assert read(SOURCES.build({"type": "text_files", "train": path, "validation": path})) == ["Whales.\n"]
     with pytest.raises(ValueError, match=f"but '{tmp_path}' is a folder: its files are '{tmp_path}/.'"):
         SOURCES.build({"type": "text_files", "train": str(tmp_path), "validation": path}).shards("train")
+
+
+def test_two_stars_reach_any_folder_below_and_empty_files_are_left_out(tmp_path):
+    for folder in ("a", "a/b", "a/b/c"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "text.txt").write_text(folder)
+        (tmp_path / folder / "empty.txt").write_text("")
+    assert sorted(read(files(tmp_path, "**/*.txt"))) == ["a", "a/b", "a/b/c"]
+    source = SOURCES.build({"type": "text_files", "train": "gs://bucket/**/a", "validation": "b"})
+    with pytest.raises(ValueError, match=r"gs://bucket/\*\*/a needs a glob without \*\*"):
+        source.shards("train")
+
+
+def test_a_key_of_documents_that_are_no_json_is_refused(tmp_path):
+    for documents in ("file", "line", "heading"):
+        with pytest.raises(ValueError, match=f"reads key 'body' only with documents: key, got {documents}"):
+            files(tmp_path, documents=documents, key="body")
 
 
 def test_a_glob_without_files_and_a_file_that_vanishes_are_errors(tmp_path):

@@ -114,12 +114,17 @@ def test_the_folder_is_keyed_by_tokenizer_source_and_split(tmp_path):
         TokenCache(tmp_path, Memory(["a"]), Letters(), "validation"),
         TokenCache(tmp_path, Memory(["a"]), other, "train"),
         TokenCache(tmp_path, Memory(["a"], version=2), Letters(), "train"),
+        TokenCache(tmp_path, Memory(["a"], ["b"]), Letters(), "train"),  # the same source, cut into other shards
     ]
     for cache in caches:
         cache.get(0)
-    assert len({cache.directory for cache in caches}) == 4
+    assert len({cache.directory for cache in caches}) == 5
     about = json.loads((caches[2].directory / "about.json").read_text())
-    assert about == {"split": "train", "source": {"name": "memory", "version": 1}, "tokenizer": "other"}
+    assert about.pop("shards") and about == {
+        "split": "train",
+        "source": {"name": "memory", "version": 1},
+        "tokenizer": "other",
+    }
 
 
 def test_each_newly_kept_shard_is_reported_once(tmp_path):

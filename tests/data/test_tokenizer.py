@@ -131,6 +131,15 @@ def test_training_samples_all_that_it_reads_and_nothing_after(monkeypatch):
     assert "".join(known) == "abcdefgh"
 
 
+@pytest.mark.parametrize("documents", [900, 1_100, 1_900, 4_100])
+def test_the_sample_has_the_size_asked_for_and_both_of_two_kinds_that_take_turns(documents, monkeypatch):
+    monkeypatch.setattr(sampling, "LEAST", 10_000)
+    texts = (f"{'pa'[i % 2]}{i:09d}" for i in range(documents))
+    found = sampling.sample(texts, 1, lambda text: [text])
+    assert abs(len(found) - min(documents, 1_000)) <= 2
+    assert abs(sum(text[0] == "p" for text in found) - len(found) / 2) <= 3
+
+
 def test_long_lines_and_half_surrogates_are_trained_on():
     lines = [" ".join(f"word{i * j % 97}" for i in range(3000)) for j in range(4)]
     tokenizer = Tokenizer.train(iter([*lines, "w" * 9000, "half \ud800"]), 60)

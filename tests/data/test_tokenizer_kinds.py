@@ -27,6 +27,7 @@ from tests.tiers import thinned
 # Name: options of `Tokenizer.train`.
 KINDS = {
     "unigram": {},
+    "unigram, kept": {"whitespace": "keep"},
     "bytes": {"kind": "bpe", "whitespace": "keep"},
     "bytes, collapsed": {"kind": "bpe"},
     "fallback": {"kind": "bpe", "byte_fallback": True, "whitespace": "keep"},
@@ -99,6 +100,17 @@ def llama(model):
     of = hugging_face.decoders
     library.decoder = of.Sequence([of.Replace("▁", " "), of.ByteFallback(), of.Fuse(), of.Strip(" ", 1, 0)])
     return library.to_str()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_words_one_by_one_have_the_ids_that_they_have_in_a_text(name, made):
+    text, tokenizer = "def found(self): return the first of all words", made(name)
+    words = tokenizer.encode_words(text.split(" "))
+    assert np.concatenate(words).tolist() == tokenizer.encode([text])[0].tolist()
+    in_graph = TextReader(tokenizer, 99).encode_words(tf.constant(text.split(" ")))
+    assert in_graph.to_list() == [word.tolist() for word in words]
+    read = tokenizer.decode([*tokenizer.encode(["it is"])[0], *tokenizer.encode_after_blank(["Paris"])[0]])
+    assert read.split() == tokenizer.decode(tokenizer.encode(["it is Paris"])[0]).split()
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -246,6 +258,28 @@ def test_special_ids_that_a_file_lacks_take_the_last_ids_and_text_is_spelled_wit
     for one, other, text in zip(full.encode(texts), roomy.encode(texts), texts, strict=True):
         assert full.decode(one) == roomy.decode(other) == text
         assert not set(one.tolist()) & set(full.special_ids)
+
+
+def test_no_text_has_a_special_id_whatever_the_file_calls_its_pieces(made):
+    spec = json.loads(made("bytes").data)
+    vocabulary, names = spec["model"]["vocab"], {one["content"] for one in spec["added_tokens"]}
+    words = {piece: i for i, piece in enumerate(piece for piece in vocabulary if piece not in names)}
+    merges = [pair for pair in spec["model"]["merges"] if not {*pair, "".join(pair)} & names]
+    pair = lambda text: [[text[:i], text[i]] for i in range(1, len(text))]  # noqa: E731
+    for steps in pair("</s>"):  # HTML that became a piece
+        words.setdefault("".join(steps), len(words))
+        merges.append(steps)
+    added = ["<|endoftext|>", "   ", "    ", "     "]  # runs of blanks are no special tokens
+    spec["added_tokens"] = [
+        {**spec["added_tokens"][0], "id": len(words) + i, "content": text, "special": not i, "normalized": bool(i)}
+        for i, text in enumerate(added)
+    ]
+    spec["model"] |= {"vocab": words, "merges": merges, "unk_token": None}
+    tokenizer = HuggingFace(json.dumps({**spec, "normalizer": None}).encode())
+    assert tokenizer.eos_id == len(words) and len(tokenizer.lost) == 3
+    for text in ("a</s>b", "def f():\n     return   1"):
+        (ids,) = tokenizer.encode([text])
+        assert not {*ids.tolist()} & {*tokenizer.special_ids} and tokenizer.decode(ids) == text
 
 
 def test_a_vocabulary_with_merges_is_read_by_file_or_folder(made, tmp_path):

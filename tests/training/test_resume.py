@@ -15,9 +15,12 @@ import pytest
 import tensorflow as tf
 from etils import epath
 
+from flash_tf import config
 from flash_tf.data import stored, token_cache
-from flash_tf.training import run_directory
+from flash_tf.training import loop, run_directory
+from flash_tf.training.actions import Interrupted
 from flash_tf.training.owner import Owner
+from flash_tf.training.run import Run
 from tests.training import runs
 
 PATH = type(epath.Path("."))
@@ -230,3 +233,30 @@ def test_deterministic_programs_leave_products_to_cublas(tmp_path):
     assert options
     for text in options:
         assert "xla_gpu_deterministic_ops: true" in text and "xla_gpu_enable_triton_gemm: false" in text
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_a_first_try_that_a_signal_or_an_error_ends_leaves_its_folder_free(error, tmp_path):
+    runs.corpus(tmp_path)
+    path, folder = runs.write(tmp_path), str(tmp_path / "run")
+    for rate in (0.01, 0.02):
+        experiment = config.load(path, [f"optimizer.learning_rate={rate}"])
+        run_directory.claim(folder, experiment)
+        with pytest.raises(error), run_directory.begun(folder, experiment, "a tokenizer"):
+            raise error
+
+
+@pytest.mark.full
+def test_a_signal_during_the_last_save_ends_the_command_after_it(tmp_path, monkeypatch):
+    runs.corpus(tmp_path)
+    save, sent = Run.save, []
+
+    def slow(run):
+        if run.evaluation.get("step") == 8 and not sent:
+            sent.append(signal.raise_signal(signal.SIGTERM))
+        save(run)
+
+    monkeypatch.setattr(Run, "save", slow)
+    with pytest.raises(Interrupted):
+        loop.train(config.load(runs.write(tmp_path)), str(tmp_path / "run"), runs.Lines())
+    assert runs.checkpoints(tmp_path / "run")[-1].name == "step-00000008"

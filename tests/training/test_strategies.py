@@ -145,3 +145,18 @@ def test_two_workers_agree_with_each_other_and_with_one_device(single, tmp_path)
     assert chief["tokens"] == want["tokens"]
     left = {folder.name for folder in (tmp_path / "model/checkpoints").iterdir()}
     assert left <= {f"step-0000000{step}" for step in (2, 4, 6, 8)}
+
+
+def _both(path, folder, options, others):
+    return [runs.train(path, f"{folder}/{i}", *one) for i, one in enumerate((options, others))]
+
+
+@pytest.mark.full
+def test_runs_of_other_widths_and_a_deterministic_one_follow_each_other_in_one_process(tmp_path):
+    runs.corpus(tmp_path)
+    path = runs.write(tmp_path, model=runs.SMALLEST, train={"steps": 2}, evaluation={"every": None})
+    mirrored = "strategy.type=mirrored"
+    shown = runs.in_child(_both, path, str(tmp_path / "a"), [mirrored], [mirrored, "model.width=32"], devices=2)
+    assert all("step 2" in one for one in shown)
+    shown = runs.in_child(_both, path, str(tmp_path / "b"), ["train.deterministic=true"], [])
+    assert all("step 2" in one for one in shown)

@@ -16,7 +16,7 @@ from flash_tf.commands import predict as command
 from flash_tf.data.encoders import NumberLabel
 from flash_tf.data.rows import placed
 from flash_tf.data.sources.example_files import ExampleFiles
-from flash_tf.training import loop, run_directory
+from flash_tf.training import loop, modelling, run_directory
 from flash_tf.training.predict import predict
 from flash_tf.training.restore import restore
 from flash_tf.training.run import DivergedError
@@ -147,6 +147,14 @@ def test_a_number_that_float32_does_not_hold_is_no_label(label):
     assert read(-3.0e38) == -3.0e38
     with pytest.raises(ValueError, match=r"^file, example 1: label must be a finite number of float32, got "):
         read(label)
+
+
+@pytest.mark.parametrize("kind", ["classifier", "matcher", "regressor"])
+def test_learned_positions_that_a_task_has_by_default_reach_as_far_as_its_rows(folder, kind):
+    classes = {} if kind == "regressor" else {"model.classes": 2}
+    loaded = config.load(write(folder, kind, f"{kind}-default"), [f"{k}={v}" for k, v in classes.items()])
+    loaded.model.pop("position_embedding")
+    assert modelling.model_extras(loaded) == {"max_length": loaded.data.sequence_length}
 
 
 def test_options_that_do_not_fit_a_task_are_refused_before_any_work(folder, tmp_path):

@@ -31,6 +31,8 @@ class ExampleFiles:
         found = matching(self.globs[split], split, "example_files")
         for path in found:
             format_of(path)
+            if self.keys is not None and not path.endswith(".tsv"):
+                raise ValueError(f"source 'example_files' reads keys for the columns of .tsv files alone, got {path}")
         return found
 
     def examples(self, split: str, shard: str) -> Iterator[Record]:

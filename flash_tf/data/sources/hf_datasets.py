@@ -65,8 +65,11 @@ class HfDatasets:
         except ModuleNotFoundError:
             raise ImportError("source 'hf_datasets' needs the package datasets: pip install datasets") from None
         try:
-            found = datasets.load_from_disk(self.path)
-        except (OSError, ValueError) as error:  # it is not there, or damaged
+            try:
+                found = datasets.load_from_disk(self.path)
+            except IndexError:  # of an empty split, which may be one that is not asked for
+                found = {name: datasets.load_from_disk(f"{self.path}/{name}") for name in self.splits.values()}
+        except (OSError, ValueError, IndexError) as error:  # it is not there, damaged or empty
             raise ValueError(f"source 'hf_datasets' needs a folder of save_to_disk, got {self.path}: {error}") from None
         if not isinstance(found, dict):
             raise ValueError(f"source 'hf_datasets' needs a DatasetDict with splits, got {self.path} with one split")

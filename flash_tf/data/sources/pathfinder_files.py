@@ -46,7 +46,10 @@ class PathfinderFiles:
         return [str(path) for path in found[start:end]]
 
     def examples(self, split: str, shard: str) -> Iterator[Record]:
-        lines = Path(shard).read_text("utf-8").rstrip("\n").split("\n")
+        try:
+            lines = Path(shard).read_text("utf-8").rstrip("\n").split("\n")
+        except UnicodeDecodeError:
+            raise ValueError(f"{shard} needs lines of text, as the release has them, got other bytes") from None
         for number, line in enumerate(lines, 1):
             folder, name, _, label, *_ = [*line.split(), *[""] * 4]
             if label not in ("0", "1"):

@@ -1,5 +1,6 @@
 """Text files, on a disk or in a bucket: plain text or JSON lines, compressed or not."""
 
+import glob
 import gzip
 import io
 import itertools
@@ -43,15 +44,16 @@ class Span:
 class TextFiles:
     """The documents of all files that match the globs, in the order of the globs, and within a glob of the paths.
 
-    Files are UTF-8; `.gz` and `.xz` are unpacked. Documents without text are left out. A shard is a range of 16 MB of a
-    plain file with several documents, or several small files of 16 MB together. Any other file is one shard.
+    Files are UTF-8; `.gz` and `.xz` are unpacked. Documents without text are left out, as are empty files. A shard is a
+    range of 16 MB of a plain file with several documents, or several small files of 16 MB together. Any other file is
+    one shard.
 
     Args:
       train: A glob or a list of globs. `~` is the home folder, `gs://` a bucket.
       validation: The same for the validation split.
       documents: The unit of a document: a `file`, a `line`, the string under `key` of each line's JSON object, or the
         text from one `heading` ` = Title = ` to the next, as in WikiText.
-      key: The JSON key for documents of type `key`.
+      key: The JSON key for documents of type `key`, by default "text".
       counts_words: Whether an evaluation also gives the perplexity per word.
     """
 
@@ -60,13 +62,15 @@ class TextFiles:
         train: str | list[str],
         validation: str | list[str],
         documents: Literal["file", "line", "key", "heading"] = "file",
-        key: str = "text",
+        key: str | None = None,
         counts_words: bool = False,
     ):
         globs = {"train": train, "validation": validation}
         self.globs = {split: [one] if isinstance(one, str) else list(one) for split, one in globs.items()}
+        if key is not None and documents != "key":
+            raise ValueError(f"source 'text_files' reads key {key!r} only with documents: key, got {documents}")
         self.document = documents
-        self.key = key
+        self.key = key or "text"
         self.counts_words = counts_words
         self._found: dict[str, dict[str, int]] = {}  # by split: listing a bucket takes long
         self._cut: dict[str, dict[str, list[Span]]] = {}
@@ -111,11 +115,11 @@ class TextFiles:
         return {f"{split}-{i:05d}-of-{len(shards):05d}": shard for i, shard in enumerate(shards)}
 
     def _files(self, split: str) -> dict[str, int]:
-        """Paths and sizes in bytes; ValueError for a glob without a file and for an empty file."""
+        """Paths and sizes in bytes; ValueError for a glob without a file or with empty files alone."""
         if split not in self._found:
             self._found[split] = {}
-            for glob in self.globs[split]:
-                self._found[split].update(_matches(split, glob))
+            for pattern in self.globs[split]:
+                self._found[split].update(_matches(split, pattern))
         return self._found[split]
 
 
@@ -150,30 +154,35 @@ class StoredBytes(io.RawIOBase):
         super().close()
 
 
-def sizes(glob: str) -> dict[str, int]:
+def sizes(pattern: str) -> dict[str, int]:
     """The files that match a glob, in the order of their paths, with their bytes. A path that exists is no glob."""
     import tensorflow as tf
 
-    path = os.path.expanduser(glob)
-    found = [path] if tf.io.gfile.exists(path) else sorted(tf.io.gfile.glob(path))
+    path = os.path.expanduser(pattern)
+    if "**" in path and "://" in path:
+        raise ValueError(f"a bucket's files are listed by one folder at a time: {pattern} needs a glob without **")
+    if tf.io.gfile.exists(path):
+        found = [path]
+    else:
+        found = sorted(glob.glob(path, recursive=True) if "**" in path else tf.io.gfile.glob(path))
     stats = {path: tf.io.gfile.stat(path) for path in found}
     return {path: stat.length for path, stat in stats.items() if not stat.is_directory}
 
 
-def _matches(split: str, glob: str) -> dict[str, int]:
+def _matches(split: str, pattern: str) -> dict[str, int]:
     import tensorflow as tf
 
     try:
-        found, folder = sizes(glob), tf.io.gfile.isdir(os.path.expanduser(glob))
+        found, folder = sizes(pattern), tf.io.gfile.isdir(os.path.expanduser(pattern))
     except tf.errors.OpError as error:
-        raise OSError(f"the files {glob} for {split} cannot be listed: {error.message}") from None
+        raise OSError(f"the files {pattern} for {split} cannot be listed: {error.message}") from None
     if not found:
-        got = f"is a folder: its files are {glob.rstrip('/') + '/*'!r}" if folder else f"matches none{seen_from(glob)}"
-        raise ValueError(f"source 'text_files' needs files for {split}, but {glob!r} {got}")
-    for path, size in found.items():
-        if not size:
-            raise ValueError(f"{path} is empty")
-    return found
+        files = f"{pattern.rstrip('/')}/*"
+        got = f"is a folder: its files are {files!r}" if folder else f"matches none{seen_from(pattern)}"
+        raise ValueError(f"source 'text_files' needs files for {split}, but {pattern!r} {got}")
+    if not any(found.values()):
+        raise ValueError(f"{min(found)} is empty")
+    return {path: size for path, size in found.items() if size}
 
 
 def _opener(path: str) -> Callable[..., IO[bytes]] | None:
@@ -232,8 +241,9 @@ def _value(path: str, offset: int, text: str, key: str) -> str:
     """The string under `key` in a line's JSON object; ValueError with the line's number without one."""
     try:
         record = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{_place(path, offset)} needs JSON, got {text.strip()[:40]!r}: {error.msg}") from None
+    except (ValueError, RecursionError) as error:  # the latter from nesting, the former from numbers of many digits too
+        why = getattr(error, "msg", str(error))
+        raise ValueError(f"{_place(path, offset)} needs JSON, got {text.strip()[:40]!r}: {why}") from None
     if not isinstance(record, dict):
         raise ValueError(f"{_place(path, offset)} needs a JSON object, got a {type(record).__name__}")
     if key not in record:

@@ -97,18 +97,22 @@ class Tfds:
                 for batch in texts.as_numpy_iterator():
                     yield from batch.tolist()
             except tf.errors.OpError as error:
-                reason = error.message.rpartition("}} ")[2].partition(" [Op:")[0]
-                raise OSError(f"{file.filename} cannot be read: {reason}") from None
+                raise OSError(f"{file.filename} cannot be read: {_reason(error)}") from None
 
     def examples(self, split: str, shard: str) -> Iterator[dict[str, Any]]:
         return map(_decoded, self._read(shard))
 
     def _read(self, shard: str) -> Iterator[dict[str, Any]]:
+        import tensorflow as tf
         import tensorflow_datasets as tfds  # slow
 
         # One file after the other keeps the order of the dataset. TFDS would mix files for speed.
         order = tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False)
-        yield from tfds.as_numpy(self._builder.as_dataset(split=shard, shuffle_files=False, read_config=order))
+        try:
+            yield from tfds.as_numpy(self._builder.as_dataset(split=shard, shuffle_files=False, read_config=order))
+        except tf.errors.OpError as error:
+            name = f"{self._builder.info.full_name}, {shard},"
+            raise OSError(f"{name} cannot be read: {_reason(error)}") from None
 
     def identity(self) -> dict:
         info = self._builder.info
@@ -158,6 +162,11 @@ class Tfds:
             raise ValueError(
                 f"dataset {self.name} has no text_key {self.text_key!r}; its text keys are: {', '.join(texts)}"
             )
+
+
+def _reason(error) -> str:
+    """What TensorFlow says about a file, without the operator."""
+    return error.message.rpartition("}} ")[2].partition(" [Op:")[0]
 
 
 def _decoded(value: Any) -> Any:

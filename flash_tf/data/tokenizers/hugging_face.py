@@ -24,8 +24,8 @@ PROBE = "  a \n\t b"
 class HuggingFace(Tokenizer):
     """A `tokenizer.json`, read by the library itself. Its special pieces in a text are ordinary text.
 
-    Special ids are found by their usual names, `</s>` or `<|endoftext|>` for eos; see `Tokenizer` for others. Text is
-    spelled without pieces that are lost to them.
+    Special ids are found by their usual names, `</s>` or `<|endoftext|>` for eos, among the file's special tokens, or
+    all pieces if it has none; see `Tokenizer` for others. Text is spelled without pieces that are lost to them.
     """
 
     file = "tokenizer.json"
@@ -38,7 +38,9 @@ class HuggingFace(Tokenizer):
         pieces = [f"<unused{i}>" for i in range(max(ids.values()) + 1)]
         for piece, i in ids.items():
             pieces[i] = piece
-        found = {kind: next((ids[name] for name in names if name in ids), None) for kind, names in USUAL.items()}
+        special = {one["content"] for one in spec.get("added_tokens") or () if one.get("special")}
+        among = {kind: ids if kind == "unk" or not special else special for kind in USUAL}  # "</s>" may be HTML
+        found = {kind: next((ids[n] for n in names if n in among[kind]), None) for kind, names in USUAL.items()}
         found = {kind: i for kind, i in found.items() if i is not None}
         super().__init__(data, pieces, found, vocabulary_size, where)
         self._library = library if not self.lost else _library(_without({pieces[i] for i in self.lost}, spec), where)
@@ -104,4 +106,5 @@ def _without(lost, spec):
     if "merges" in model:
         pairs = (tuple(one.split(" ")) if isinstance(one, str) else tuple(one) for one in model["merges"])
         model["merges"] = [list(pair) for pair in pairs if not {*pair, "".join(pair)} & lost]
-    return {**spec, "model": model}
+    added = [one for one in spec.get("added_tokens") or () if one["content"] not in lost]
+    return {**spec, "model": model, "added_tokens": added}

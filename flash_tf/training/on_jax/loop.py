@@ -98,6 +98,7 @@ def _train(run, owner, copy, write):
             copy("validation", [run.evaluation])
             write("validation", until, {name: value for name, value in run.evaluation.items() if name != "step"})
             run.save()
+        signals(None)  # one may have come since the last step
     return last_evaluation(run, evaluator.evaluate)
 
 
