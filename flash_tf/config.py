@@ -189,6 +189,8 @@ class StrategyConfig:
             return
         if not all(map(_is_address, self.workers or [])):
             raise ValueError(f"strategy.workers must each be host:port with a port up to 65535, got {self.workers}")
+        if self.workers is None and self.index:
+            raise ValueError(f"strategy.index is a place in strategy.workers, which is null, got {self.index}")
         if self.workers is not None and not 0 <= self.index < len(self.workers):
             raise ValueError(f"strategy.index must be from 0 to {len(self.workers) - 1}, got {self.index}")
 

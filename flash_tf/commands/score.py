@@ -63,7 +63,7 @@ def run(args, log) -> None:
 def _documents(args):
     from flash_tf.data.sources.text_files import TextFiles
 
-    source = TextFiles(args.file, args.file, args.documents, "text" if args.key is None else args.key)
+    source = TextFiles(args.file, args.file, args.documents, args.key)
     return (text for shard in source.shards("validation") for text in source.documents("validation", shard))
 
 

@@ -2,10 +2,12 @@
 
 import itertools
 import json
+import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from flash_tf import config as configs
+from flash_tf import owned_files
 from flash_tf.training import loop, preflight, run_directory
 from flash_tf.training.progress import Progress
 from flash_tf.training.run import DivergedError
@@ -37,6 +39,7 @@ def sweep(
     Raises:
       ValueError: There is nothing to choose from, or a config is not valid: nothing was trained. Or all runs diverged.
     """
+    _check_local(folder)
     choices = dict(_choices(override) for override in overrides)
     varied = [key for key, values in choices.items() if len(values) > 1]
     if not varied:
@@ -79,6 +82,12 @@ def _choices(override):
     return key, [*dict.fromkeys(value.strip() for value in values)]
 
 
+def _check_local(folder):
+    """Raises a ValueError unless the runs' records can be read as files."""
+    if not owned_files.is_local(folder):
+        raise ValueError(f"sweep needs a local folder for its runs, got {folder}")
+
+
 def _trained(experiment, model_dir, progress, begins):
     """The figures of a run's best evaluation. A run that diverges is an answer too, and the others go on."""
     try:
@@ -95,7 +104,9 @@ def _best(model_dir, metric):
 
 
 def _best_of(records, metric):
-    return (min if metric == "loss" else max)(records, key=lambda record: record[metric])
+    """The best record; one whose figure is no number, of a split without a masked token, is the worst."""
+    sign = -1 if metric == "loss" else 1
+    return max(records, key=lambda record: -math.inf if math.isnan(record[metric]) else sign * record[metric])
 
 
 def as_text(found: dict) -> str:

@@ -20,7 +20,7 @@ from flash_tf.training import loop, modelling, run_directory
 from flash_tf.training.predict import predict
 from flash_tf.training.restore import restore
 from flash_tf.training.run import DivergedError
-from flash_tf.training.sweep import as_text, sweep
+from flash_tf.training.sweep import _best_of, as_text, sweep
 from tests.training import runs
 
 
@@ -296,6 +296,11 @@ def test_a_sweep_trains_a_run_for_each_value_and_names_the_best(folder, tmp_path
     assert as_text(found).splitlines()[2].endswith("<- best")
     with pytest.raises(ValueError, match="sweep needs a --set with values to choose from"):
         sweep(path, ["train.steps=30"], str(tmp_path), runs.Lines())
+
+
+def test_a_figure_that_is_no_number_is_no_best_one():
+    found = [{"loss": loss, "f1": -loss} for loss in (math.nan, 2.0, 1.0)]
+    assert _best_of(found, "loss")["loss"] == _best_of(found, "f1")["loss"] == 1.0
 
 
 def test_a_sweep_goes_on_after_a_run_that_diverges(folder, tmp_path, monkeypatch):
