@@ -243,9 +243,9 @@ class AnswerEncoder(RowEncoder):
     def _of_texts(self, placed):
         before, after = self.texts(placed)
         (prompt,) = self._tokenizer.encode([before])
-        blank = before[-1:].isspace() or after[:1].isspace()  # it is lost where white space is not kept
-        spell = self._tokenizer.encode_after_blank if blank and not self._tokenizer.keeps_whitespace else None
-        (answer,) = (spell or self._tokenizer.encode)([after])
+        blank = before[-1:].isspace() or after[:1].isspace()
+        lost = blank and not self._tokenizer.keeps_whitespace
+        (answer,) = (self._tokenizer.encode_after_blank if lost else self._tokenizer.encode)([after])
         eos = [self._tokenizer.eos_id]
         room = self._length - 1 - len(answer)
         if not len(answer) or room < 0:
