@@ -101,7 +101,7 @@ def diag_attention_reference(
     """Attention over all pairs, with a mask of the pairs in one block."""
     n, ids = v.shape[1], documents(padding_mask, segment_ids)
     ids = ops.ones((1, n), "int32") if ids is None else ids
-    block = ops.arange(n) // chunk_size
+    block = ops.arange(n, dtype="int32") // chunk_size
     # One number for block and document: tokens that differ in either are in different documents.
     both = ops.cast(ids > 0, "int32") * (ids * (n + 1) + block + 1)
     both = ops.broadcast_to(both, (v.shape[0], n))

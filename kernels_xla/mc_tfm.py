@@ -102,7 +102,7 @@ def mc_tfm_attention_reference(q, k, v, lin_q, lin_k, *, chunk_size, causal=Fals
     n, ids = v.shape[1], documents(padding_mask, segment_ids)
     ids = ops.ones((1, n), "int32") if ids is None else ids
     across = (ids[:, :, None] == ids[:, None, :]) & (ids[:, None, :] > 0)  # [b, i, j]
-    chunk = ops.arange(n) // chunk_size
+    chunk = ops.arange(n, dtype="int32") // chunk_size
     across = ops.cast(across & (chunk < chunk[:, None]) if causal else across, v.dtype)
     tokens = ops.sum(across, axis=-1, keepdims=True)
     weights = (

@@ -77,3 +77,21 @@ def test_backbones_of_several_models_stand_in_one():
     model = keras.Model(ids, keras.layers.Concatenate()([source.backbone(ids) for source in [*sources, sources[0]]]))
     want = [to_numpy(source.encode(IDS)) for source in [*sources, sources[0]]]
     assert relative_error(to_numpy(model(IDS)), np.concatenate(want, axis=-1)) < FLOAT32
+
+
+def test_ids_that_come_as_floats_are_not_rounded_in_reduced_precision():
+    ids = np.array([[301, 303, 999, 257]])
+    source = MaskedLM(1000, width=16, depth=1, mixer=STACK["mixer"], dtype="mixed_bfloat16")
+    floats = keras.Input((None,))  # Keras' own dtype
+    model = keras.Model(floats, source.backbone(floats))
+    assert np.array_equal(to_numpy(model(ids.astype("float32"))), to_numpy(source.encode(ids)))
+
+
+@pytest.mark.parametrize("kind", ["masked_lm", "classifier"])
+def test_a_model_and_its_backbone_are_spread_over_time(kind):
+    source = SOURCES[kind]()
+    texts = keras.Input((2, N), dtype="int32")
+    for layer in (source, source.backbone):
+        model = keras.Model(texts, keras.layers.TimeDistributed(layer)(texts))
+        found, alone = to_numpy(model(np.stack([IDS, IDS[::-1]], 1))), to_numpy(layer(IDS))
+        assert relative_error(found[:, 0], alone) < FLOAT32 and relative_error(found[:, 1], alone[::-1]) < FLOAT32

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from flash_tf.layers.base import Base
+from flash_tf.layers.base import SameShape
 from flash_tf.layers.positions import token_positions
 from kernels_xla.common.accumulate import sum_dtype
 from kernels_xla.common.rotary import rotate
@@ -12,7 +12,7 @@ from kernels_xla.common.spec import Tensor
 
 
 @keras.saving.register_keras_serializable("flash_tf")
-class LRPE(Base, keras.layers.Layer):
+class LRPE(SameShape, keras.layers.Layer):
     """Reflects queries and keys, then rotates them by their token's position, at learned frequencies.
 
     If queries and keys go through one layer, their products depend on the distance only. Features are often not

@@ -58,5 +58,8 @@ class OffsetScale(Base, keras.layers.Layer):
         offsets = zip(self.heads, self.offsets, strict=True)
         return {head: scaled[head] + ops.cast(beta, z.dtype) for head, beta in offsets}
 
+    def compute_output_shape(self, z_shape: tuple) -> dict[str, tuple]:
+        return dict.fromkeys(self.heads, z_shape)
+
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), **options(self)}

@@ -15,9 +15,11 @@ def token_positions(x: Tensor, segment_ids: Tensor | None = None, positions: Ten
       positions: What a user gives in their place, `[1, n]` or `[b, n]`.
 
     Raises:
-      ValueError: `positions` have another shape, as far as that is known.
+      ValueError: `positions` have another shape, as far as that is known, or are floats of 16 bits, which are rounded.
     """
     if positions is not None:
+        if "float16" in str(getattr(positions, "dtype", "")):  # as Keras casts all floats of a layer's call
+            raise ValueError(f"positions need a dtype of integers, got {positions.dtype}")
         if getattr(getattr(positions, "shape", None), "rank", 0) is None:
             return positions  # inside a function of TensorFlow nothing may be known
         (b, n), got = tuple(x.shape[:2]), tuple(np.shape(positions))

@@ -4,14 +4,14 @@ from typing import Any
 
 import keras
 
-from flash_tf.layers.base import Base
+from flash_tf.layers.base import SameShape
 from flash_tf.layers.positions import token_positions
 from kernels_xla.common.rotary import rotary
 from kernels_xla.common.spec import Tensor
 
 
 @keras.saving.register_keras_serializable("flash_tf")
-class RotaryEmbedding(Base, keras.layers.Layer):
+class RotaryEmbedding(SameShape, keras.layers.Layer):
     """Rotates queries and keys by their token's position, so that products depend on distance.
 
     Source: Su et al., "RoFormer", arXiv:2104.09864; channel i is paired with i + s/2. The layer has no weights.

@@ -37,6 +37,7 @@ class ScaledSinusoidalEmbedding(Base, keras.layers.Layer):
         if width % 2:
             raise ValueError(f"ScaledSinusoidalEmbedding needs an even width, got {width}")
         self.width = width
+        self.autocast = False  # of positions that come as floats
 
     def build(self, positions_shape: tuple) -> None:
         del positions_shape
@@ -50,6 +51,9 @@ class ScaledSinusoidalEmbedding(Base, keras.layers.Layer):
         if on_tpu():
             table = made_once(table, positions)
         return ops.cast(ops.cast(self.a, wide) * table, self.compute_dtype)
+
+    def compute_output_shape(self, positions_shape: tuple) -> tuple:
+        return (*positions_shape, self.width)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "width": self.width}

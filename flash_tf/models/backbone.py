@@ -40,6 +40,7 @@ class Backbone(Base, keras.layers.Layer):
     def __init__(self, model: keras.Model, **kwargs):
         super().__init__(**{"dtype": model.dtype_policy, **kwargs})
         self.model, self.supports_masking = model, True
+        self.autocast = False  # Keras would round ids that come as floats, as of an Input without a dtype
 
     def build(self, input_shape: tuple) -> None:
         del input_shape  # no weight depends on it
@@ -61,6 +62,10 @@ class Backbone(Base, keras.layers.Layer):
         """The output of a symbolic call. Keras on JAX cannot trace an unknown length."""
         del arguments, options
         return keras.KerasTensor((*token_ids.shape, self.model.width), self.compute_dtype)
+
+    def compute_output_shape(self, token_ids_shape: tuple) -> tuple:
+        """For `keras.layers.TimeDistributed`."""
+        return (*token_ids_shape, self.model.width)
 
     def get_config(self) -> dict[str, Any]:
         model = keras.saving.serialize_keras_object(self.model)

@@ -300,7 +300,7 @@ class LanguageModel(Base, Recomputed, keras.Model):
         rows = self.tokenize(texts)
         longest = max(map(len, rows))
         ids = [[*row, *[0] * (longest - len(row))] for row in rows]
-        real = ops.arange(longest)[None] < ops.convert_to_tensor([[len(row)] for row in rows], "int32")
+        real = ops.arange(longest, dtype="int32")[None] < ops.convert_to_tensor([[len(row)] for row in rows], "int32")
         return ops.convert_to_tensor(ids, "int32"), real
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> None:
@@ -310,6 +310,10 @@ class LanguageModel(Base, Recomputed, keras.Model):
         """The output of a symbolic call. Keras on JAX cannot trace an unknown length."""
         del arguments, options
         return keras.KerasTensor((*unpack(token_ids, {})["token_ids"].shape, self.vocabulary_size), self.compute_dtype)
+
+    def compute_output_shape(self, token_ids_shape: tuple) -> tuple:
+        """For `keras.layers.TimeDistributed`."""
+        return self.compute_output_spec(keras.KerasTensor(token_ids_shape, "int32")).shape
 
     def head(self, x: Tensor) -> Tensor:
         """Activations `[..., d]` -> logits `[..., V]`."""

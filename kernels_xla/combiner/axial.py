@@ -96,7 +96,7 @@ def combiner_axial_attention_reference(
     """All pairs twice, by tokens and by summaries, with masks for the chunk and for the column."""
     n, ids = v.shape[1], documents(padding_mask, segment_ids)
     ids = ops.ones((1, n), "int32") if ids is None else ids
-    at = ops.arange(n)
+    at = ops.arange(n, dtype="int32")
     chunk, column = at // chunk_size, at % chunk_size
     document = (ids[:, :, None] == ids[:, None, :]) & (ids[:, None, :] > 0)  # [b, i, j]
     order = at[:, None] >= at if causal else at[:, None] >= 0

@@ -133,7 +133,7 @@ def combiner_fixed_attention_reference(q, k, v, *, chunk_size, causal=False, pad
     """A summary for each token, over its document's tokens in its chunk. Other chunks see the summary of the first."""
     n, ids = v.shape[1], documents(padding_mask, segment_ids)
     ids = ops.ones((1, n), "int32") if ids is None else ids
-    at = ops.arange(n)
+    at = ops.arange(n, dtype="int32")
     chunk = at // chunk_size
     document = (ids[:, :, None] == ids[:, None, :]) & (ids[:, None, :] > 0)  # [b, i, j]
     order = at[:, None] >= at if causal else at[:, None] >= 0

@@ -105,7 +105,7 @@ def _sum(x):
 
 def _triangular(x, first=None, last=None):
     """The sum as one product over the second-last axis: x `[..., g, f]`, documents `[..., g]`."""
-    at = ops.arange(ops.shape(x)[-2])
+    at = ops.arange(ops.shape(x)[-2], dtype="int32")
     earlier = at[None, :] < at[:, None]  # [g, h]
     if first is not None:
         earlier = ops.logical_and(earlier, ops.expand_dims(first, -1) == ops.expand_dims(last, -2))

@@ -160,7 +160,7 @@ def mixed_chunk_attention_reference(
 ):
     """The docstring's two sums as one dense `[n, n]` weight matrix."""
     n, dtype = v.shape[1], v.dtype
-    at = ops.arange(n)
+    at = ops.arange(n, dtype="int32")
     ids = documents(padding_mask, segment_ids)
     ids = ops.ones((1, n), "int32") if ids is None else ids
     document = (ids[:, :, None] == ids[:, None, :]) & (ids[:, None, :] > 0)  # [b, i, j]

@@ -110,7 +110,7 @@ def weighted_mixed_chunk_attention_reference(
     n, ids = v.shape[1], documents(**masks)
     ids = ops.ones((1, n), "int32") if ids is None else ids
     document = (ids[:, :, None] == ids[:, None, :]) & (ids[:, None, :] > 0)  # [b, i, j]
-    chunk = ops.arange(n) // chunk_size
+    chunk = ops.arange(n, dtype="int32") // chunk_size
     behind = chunk[:, None] - chunk
     seen = document & (behind > 0) if causal else document
     q_mean = _mean(sum_q, document & (behind == (1 if causal else 0)))

@@ -77,7 +77,7 @@ def convolution_reference(x, weights, bias, *, causal=True, padding_mask=None, s
     n, w = x.shape[1], weights.shape[0]
     ids = documents(padding_mask, segment_ids)
     ids = ops.ones(x.shape[:2], "int32") if ids is None else ids
-    back = ops.arange(n)[:, None] - ops.arange(n)[None, :]  # how far j is before i
+    back = ops.arange(n, dtype="int32")[:, None] - ops.arange(n, dtype="int32")[None, :]  # how far j is before i
     inside = (back >= 0) & (back < w)
     seen = inside & (ids[:, :, None] == ids[:, None, :]) & (ids[:, None, :] > 0)
     of_pairs = ops.take(weights, ops.clip(w - 1 - back, 0, w - 1), axis=0)  # [i, j, e]

@@ -137,7 +137,7 @@ def transformer_ls_attention_reference(
 
     keys = ops.concatenate([k, summed(k, k_scale, k_offset)], axis=1)
     values = ops.concatenate([v, summed(v, v_scale, v_offset)], axis=1)
-    at, block = ops.arange(n), ops.arange(n)[:, None] // c
+    at, block = ops.arange(n, dtype="int32"), ops.arange(n, dtype="int32")[:, None] // c
     window = (at >= block * c - c // 2) & (at < block * c + c + c // 2)  # [i, j]
     near = ops.cast(window, dtype) * there[:, None]
     seen = ops.concatenate([near, ops.ones((b, n, scores.shape[-1]), dtype)], axis=-1) * there[..., None]

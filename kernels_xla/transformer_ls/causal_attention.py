@@ -132,8 +132,8 @@ def transformer_ls_causal_attention_reference(
     _check(causal)
     (b, n), ids = v.shape[:2], documents(padding_mask, segment_ids)
     ids = ops.ones((b, n), "int32") if ids is None else ids
-    at = ops.arange(n)
-    own, segments = at // chunk_size, ops.arange(-(-n // chunk_size))
+    at = ops.arange(n, dtype="int32")
+    own, segments = at // chunk_size, ops.arange(-(-n // chunk_size), dtype="int32")
     inside = (own == segments[:, None]) & (ids > 0)[:, None]  # [b, g, j]
     latest = ops.max(ops.where(inside, at, -1), axis=-1)
     last = ops.where(latest < 0, 0, ops.take_along_axis(ids, ops.maximum(latest, 0), axis=1))  # [b, g]

@@ -9,7 +9,17 @@ import numpy as np
 import pytest
 from keras import ops
 
-from flash_tf.layers import GLU, MLP, Mamba, MixedChunkAttention, ResidualBlock, ScaleNorm, SimpleRMSNorm
+from flash_tf.layers import (
+    GLU,
+    LRPE,
+    MLP,
+    Mamba,
+    MixedChunkAttention,
+    ResidualBlock,
+    RotaryEmbedding,
+    ScaleNorm,
+    SimpleRMSNorm,
+)
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.models import CausalLM, Classifier, MaskedLM, Matcher
 from tests import tiers
@@ -353,3 +363,27 @@ def test_a_frozen_layer_stays_frozen_when_it_is_built_and_in_a_file(kind, tmp_pa
     assert [len(model.trainable_weights) for model in models] == [head] * 3
     models[2].layers[1].trainable = True
     assert len(models[2].trainable_weights) > head
+
+
+@pytest.mark.parametrize("layer", [RotaryEmbedding(), LRPE()], ids=["rotary", "lrpe"])
+def test_positions_that_reduced_precision_has_rounded_are_refused(layer):
+    positions, x = np.arange(301, 306)[None].astype("float32"), np.ones((1, 5, 2, 4), "float32")
+    layer(x, positions=positions)
+    with pytest.raises(ValueError, match="positions need a dtype of integers, got .*bfloat16"):
+        type(layer)(dtype="mixed_bfloat16")(x, positions=positions)
+
+
+@pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX knows every length")
+def test_a_causal_layer_of_unknown_length_runs_where_keras_floats_have_16_bits():
+    import tensorflow as tf
+
+    before = keras.config.floatx()
+    keras.config.set_floatx("bfloat16")
+    try:
+        x = tf.ones([1, 11, 16], "bfloat16")
+        layer = MixedChunkAttention(chunk_size=8, key_dim=16, causal=True)
+        whole = layer(x)
+        traced = tf.function(layer, input_signature=[tf.TensorSpec([None, None, 16], "bfloat16")])
+        np.testing.assert_allclose(*(np.asarray(tf.cast(y, "float32")) for y in (traced(x), whole)), atol=1e-2)
+    finally:
+        keras.config.set_floatx(before)

@@ -90,7 +90,7 @@ class DiagAttention(LinearMixer):
 
     def enter(self, x: Tensor, positions: Tensor) -> tuple[dict[str, Tensor], list[Tensor]]:
         q, k, v = self.heads_of(x)
-        q, k = (self.turn(part, positions) for part in (q, k)) if self.lrpe else (q, k)
+        q, k = (self.turn(part, positions=positions) for part in (q, k)) if self.lrpe else (q, k)
         return {"q": q, "k": k, "v": v}, []
 
     def leave(self, out: Tensor, rest: list[Tensor]) -> Tensor:

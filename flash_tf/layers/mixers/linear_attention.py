@@ -174,7 +174,7 @@ class LinearAttention(LinearMixer):
         q, k, v = self.heads_of(x)
         q, k = (rotary(part, positions) for part in (q, k)) if self.rotary else (q, k)
         q, k = self._features(q, k)
-        q, k = (self.turn(part, positions) for part in (q, k)) if self.lrpe else (q, k)
+        q, k = (self.turn(part, positions=positions) for part in (q, k)) if self.lrpe else (q, k)
         q, k = (self._weighted(part, positions) for part in (q, k)) if self.cosine_length else (q, k)
         return {"q": q, "k": k, "v": v}, []
 
