@@ -53,9 +53,10 @@ def _check_mixers(config):
 
 def model_extras(config: Config) -> dict:
     """Options of the model that follow from other sections of the config."""
-    options = inspect.signature(MODELS.get(config.model["type"])).parameters
-    positions = config.model.get("position_embedding", options["position_embedding"].default)
-    learned = positions == "learned" and "max_length" not in config.model
+    if (kind := config.model.get("type")) not in MODELS.names():  # which the registry explains
+        return {}
+    default = inspect.signature(MODELS.get(kind)).parameters["position_embedding"].default
+    learned = config.model.get("position_embedding", default) == "learned" and "max_length" not in config.model
     return {"max_length": config.data.sequence_length} if learned else {}
 
 
