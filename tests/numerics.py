@@ -105,7 +105,8 @@ TRACE_CLOCK = 0.05  # of the time of steps: marking them and the clock's own cal
 
 # Times the least gradient of a weight that is alive, of those that are fainter by their formula. Combiner's first on a
 # summary: it reads the mean of a chunk, which of noise is near nothing, and acts on one key in a softmax over a chunk.
-FAINT = {"summary_in/kernel": 0.03}
+# Its bias reads nothing, and acts on that key alone: 9e-4 of the median where one token has the loss, as in an answer.
+FAINT = {"summary_in/kernel": 0.03, "summary_in/bias": 0.3}
 # Mamba's layers start with a hundredth from states and the rest from D x: this is what sets the pace of states.
 FAINT |= {name: 0.03 for name in ("log_decay_rate", "mixer/log_decay_rate", "step_bias", "mixer/step_bias")}
 FAINT["step_projection/kernel"] = 0.01
