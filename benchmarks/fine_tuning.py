@@ -2,17 +2,16 @@
 
     python -m benchmarks.fine_tuning film_reviews movie_reviews OUT --wikipedia wikipedia
     python -m benchmarks.fine_tuning questions xquad.en.json OUT --wikipedia wikipedia
-    python -m benchmarks.fine_tuning questions xquad.en.json LARGE --wikipedia wikipedia --size 110m
+    python -m benchmarks.fine_tuning questions xquad.en.json OUT --wikipedia wikipedia --size 110m
     python -m benchmarks.fine_tuning film_reviews --table
 
 The masked models of `fine_tuning.yaml` are trained first, on the files of `wikipedia_mlm` and, at the size 110m, on
-more.jsonl.xz beside them. Each is fine-tuned at two
-learning rates with seed 0. The better one on validation is trained with the other seeds, and the best checkpoints are
-scored on the test file; so are new weights of the same model with the same tokenizer. Questions are answered with the
-`no_answer_threshold` that is best on validation. `fine_tuning_data.py` splits the data. Trainings run as `flash-tf
-train`, several at a time, in folders of OUT; what is complete there is not trained again, so the command may be stopped
-and started again. Both tasks may share an OUT, and the masked models in it. A row names the commit at hand: other code
-or data needs another OUT.
+more.jsonl.xz beside them. Each is fine-tuned at two learning rates with seed 0. The better one on validation is trained
+with the other seeds, and the best checkpoints are scored on the test file; so are new weights of the same model with
+the same tokenizer. Questions are answered with the `no_answer_threshold` that is best on validation.
+`fine_tuning_data.py` splits the data. Trainings run as `flash-tf train`, several at a time, in folders of OUT; what is
+complete there is not trained again, so the command may be stopped and started again. Tasks and sizes may share an OUT,
+tasks the masked models in it. A row names the commit at hand: other code or data needs another OUT.
 """
 
 import argparse
@@ -68,7 +67,7 @@ class Experiment:
     """
 
     def __init__(self, args: argparse.Namespace):
-        self._args, self.out, self._size = args, Path(args.out), TABLE["sizes"][args.size]
+        self._args, self.out, self._size = args, Path(args.out, args.size), TABLE["sizes"][args.size]
         self.rates = self._size["rates"]
         self.files = fine_tuning_data.PREPARE[args.task](args.data, self.out / "data" / args.task)
 

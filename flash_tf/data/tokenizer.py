@@ -127,7 +127,7 @@ class Tokenizer:
         Args:
           words: Texts without white space.
         """
-        return [*self.encode(words[:1]), *self.encode_after_blank(words[1:])]
+        return [*self.encode(words[:1]), *self.encode_after_blank(words[1:])] if self.joins else self.encode(words)
 
     def encode_after_blank(self, texts: list[str]) -> list[np.ndarray]:
         """The ids of texts that follow a blank in a longer one, int32 `[length]`."""

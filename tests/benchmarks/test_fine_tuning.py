@@ -131,6 +131,16 @@ def test_every_run_has_a_config_that_loads_and_begins_from_its_case(task, review
             assert run.folder.name == f"{task}-{system}-{start}-0.0002-1"
 
 
+def test_sizes_in_one_folder_have_runs_of_their_own(reviews, tmp_path):
+    found = []
+    for size in fine_tuning.TABLE["sizes"]:
+        args = ["film_reviews", str(reviews), str(tmp_path / "out"), "--size", size]
+        experiment = fine_tuning.Experiment(fine_tuning._parser().parse_args(args))
+        run = experiment.fine_tuning(Case("flash", "pretrained"), experiment.rates[0], 0)
+        found.append((run.folder, experiment.pretraining("flash").folder, config.load(run.config).model["width"]))
+    assert [width for *_, width in found] == [256, 768] and len({path for pair in found for path in pair[:2]}) == 4
+
+
 def test_wrong_arguments_are_said_in_a_line():
     for more, message in (
         (["a", "b", "--systems", "flsh"], "no system is called 'flsh'; did you mean 'flash'"),
