@@ -1,8 +1,10 @@
 """Rematerialization: activations are recomputed in the backward pass instead of kept."""
 
+import contextlib
 from collections.abc import Callable
 
 import keras
+from keras.src.backend.common import global_state
 
 
 def remat(function: Callable) -> Callable:
@@ -21,26 +23,37 @@ def remat(function: Callable) -> Callable:
         return keras.remat(function)
     import tensorflow as tf
 
-    forward = keras.remat(function)
+    forward, scope = keras.remat(function), global_state.get_global_attribute("stateless_scope")
+    values = {} if scope is None else {k: v for k, v in scope.state_mapping.items() if v.dtype.is_floating}
 
     @tf.custom_gradient
-    def run(x):
+    def run(x, *weights):
         def backward(gradient, variables=()):
-            with tf.GradientTape(watch_accessed_variables=False) as tape:
+            with tf.GradientTape(watch_accessed_variables=False) as tape, _with(scope, values, weights):
                 again = x + tf.cast(_zero_after(gradient), x.dtype)
-                tape.watch([again, *variables])
+                tape.watch([again, *weights, *variables])
                 y = function(again)
-            found = tape.gradient(y, [again, *variables], gradient, unconnected_gradients="zero")
+            sources = [again, *weights, *variables]
+            found = tape.gradient(y, sources, gradient, unconnected_gradients="zero")
             with tf.control_dependencies(tf.nest.flatten(found, expand_composites=True)):
                 found = [tf.identity(one) for one in found]
-            return found[0], found[1:]
+            return found[: 1 + len(weights)], found[1 + len(weights) :]
 
         return forward(x), backward
 
     def _zero_after(gradient):
         return tf.minimum(tf.abs(tf.reshape(gradient, [-1])[0]), 0)
 
-    return run
+    return lambda x: run(x, *values.values())
+
+
+def _with(scope, values, weights):
+    """A `keras.StatelessScope` like `scope`, but with these weights in place of `values`."""
+    if scope is None:
+        return contextlib.nullcontext()
+    like = keras.StatelessScope(initialize_variables=False)
+    like.state_mapping = {**scope.state_mapping, **dict(zip(values, weights, strict=True))}
+    return like
 
 
 def check_recomputed(layer: keras.layers.Layer) -> None:

@@ -1,8 +1,12 @@
-"""Layers that are alike, traced once by TensorFlow.
+"""Layers that are alike, traced once by TensorFlow, and called.
 
-Tracing a program is Python, operator by operator, and takes most of the time before the first result of a deep model.
-Copying a graph is not Python. A copy has the operators that tracing would give, so the program is the same. But it has
-no gradient where TensorFlow keeps an operator's gradient as a Python function.
+Tracing a program is Python, operator by operator, and took most of the time before the first result of a deep model.
+Here the first layers are traced as two functions, forward and backward, which every layer calls with its own weights.
+XLA compiles what the calls stand for, so the program is the same.
+
+The two functions TensorFlow makes by itself would not do. Their backward one takes shapes and other constants from the
+forward one, where XLA does not know them when it compiles. Here each function has its own, and what does not depend on
+the layer is computed once for all.
 """
 
 import contextlib
@@ -12,13 +16,15 @@ from typing import Any
 
 import keras
 
-FEW = 2  # layers that are traced as soon as copied
+FEW = 2  # layers that are traced as soon as called
+COMPILED_ONCE = {"_noinline": True}  # attributes of a function that XLA compiles once for all calls in a loop
+SHAPES = {"Shape", "ShapeN", "Size", "Rank"}  # operators whose results XLA knows when it compiles
 _FORWARD_ONLY = contextvars.ContextVar("forward_only", default=False)
 
 
 @contextlib.contextmanager
 def forward_only() -> Iterator[None]:
-    """Says that no gradient is taken through the programs that are traced inside, so that they may have copies."""
+    """Says that no gradient is taken through the programs that are traced inside, so that none is traced."""
     before = _FORWARD_ONLY.set(True)
     try:
         yield
@@ -29,8 +35,9 @@ def forward_only() -> Iterator[None]:
 class TracedOnce:
     """Calls a function of layers that are alike. In a program of TensorFlow it traces the first ones alone.
 
-    It calls the function each time where a copy would not do: with JAX, outside `forward_only`, where the function
-    changes a variable, for layers that are not like the first ones, and for tensors with Keras' mask.
+    It traces each where that would not do: with JAX, where neither a gradient tape is active nor `forward_only`, for
+    layers that are not like the first ones, for tensors with Keras' mask, where a layer adds a loss, and where a
+    gradient would go to variables that are not the layers' own.
 
     Args:
       call: `(layers, *arguments) -> result`, of nested tensors and None.
@@ -38,71 +45,268 @@ class TracedOnce:
     """
 
     def __init__(self, call: Callable, of: Sequence[Sequence[keras.layers.Layer]]):
-        self._call, self._first, self._graphs = call, of[0], {}
-        self._copies = len(of) > FEW and _is_traced()
+        self._call, self._first, self._functions = call, of[0], {}
+        self._alike = len(of) > FEW and _is_traced()
 
     def __call__(self, layers: Sequence[keras.layers.Layer], *arguments: Any) -> Any:
-        if not self._copies or _kinds(layers) != _kinds(self._first):
+        if not self._alike or _kinds(layers) != _kinds(self._first):
             return self._call(layers, *arguments)
         import tensorflow as tf
 
         if any(getattr(x, "_keras_mask", None) is not None for x in tf.nest.flatten(arguments)):
             return self._call(layers, *arguments)
         given = [v.value for v in _variables(layers)], *arguments
-        like = tf.nest.map_structure(lambda x: x if x is None else tf.TensorSpec(x.shape, x.dtype), given)
-        if str(like) not in self._graphs:
-            self._graphs[str(like)] = _Graph(self._from_values, *given)
-        return self._graphs[str(like)](*given) if self._copies else self._call(layers, *arguments)
+        like = str(tf.nest.map_structure(lambda x: x if x is None else tf.TensorSpec(x.shape, x.dtype), given))
+        if like not in self._functions:
+            self._functions[like] = _Function(self._from_values, given, with_gradient=not _FORWARD_ONLY.get())
+            self._alike = self._alike and self._functions[like].is_whole
+        if not self._alike:
+            return self._call(layers, *arguments)
+        result, changed = self._functions[like](given)
+        for v, value in zip(_variables(layers), changed, strict=True):
+            if value is not None:
+                v.assign(value)
+        return result
 
     def _from_values(self, values, *arguments):
-        """The function of the first layers with the values of others."""
+        """The function of the first layers with the values of others, and what it changes of these values."""
         variables = _variables(self._first)
-        with keras.StatelessScope(initialize_variables=False) as scope:
+        with keras.StatelessScope(collect_losses=True, initialize_variables=False) as scope:
             for update in zip(variables, values, strict=True):
                 scope.add_update(update)  # keeps the dtype of a value that is cast already
             result = self._call(self._first, *arguments)
-        self._copies = all(scope.get_current_value(v) is x for v, x in zip(variables, values, strict=True))
-        return result
+        self._alike = self._alike and not scope.losses
+        after = [scope.get_current_value(v) for v in variables]
+        return result, [None if x is value else x for x, value in zip(after, values, strict=True)]
 
 
-class _Graph:
-    """The operators of a function, which each call copies into the graph that is being traced.
+class _Function:
+    """A function of nested tensors and None, in parts: what all calls have in common, forward, and backward.
 
     Args:
-      function: Of nested tensors and None.
-      *arguments: An example, with tensors or variables.
+      function: The function.
+      arguments: An example, with tensors or variables.
+      with_gradient: Whether calls have a gradient.
+
+    Attributes:
+      is_whole: Whether the gradient goes to nothing but arguments and captured tensors.
     """
 
-    def __init__(self, function: Callable, *arguments: Any):
+    def __init__(self, function: Callable, arguments: Any, with_gradient: bool):
         import tensorflow as tf
         from tensorflow.python.framework.func_graph import FuncGraph
 
         placeholder = lambda x: x if x is None else tf.compat.v1.placeholder(x.dtype, x.shape)  # noqa: E731
         graph = FuncGraph("traced_once")
         with graph.as_default():
-            inputs = tf.nest.map_structure(placeholder, arguments)
-            self._result = function(*inputs)
+            given = tf.nest.map_structure(placeholder, arguments)
+            self._result = function(*given)
+            self._outputs = _tensors(self._result)
+            forward = {op.name for op in graph.get_operations()}
+            inputs = [*_tensors(given), *(inner for _, inner in graph.captures)]
+            self._above = [placeholder(y) for y in _floats(self._outputs)] if with_gradient else []
+            self._below = _gradients(_floats(self._outputs), inputs, self._above) if self._above else []
+        self._function, self._arguments, self._common_in = function, arguments, {}
         self._captured = [outer for outer, _ in graph.captures]
-        self._inputs = [*tf.nest.flatten(inputs), *(inner for _, inner in graph.captures)]
-        self._nodes = graph.as_graph_def()
-        read = {name.split(":")[0] for node in self._nodes.node for name in node.input}
-        self._read = {i: x.op.name for i, x in enumerate(self._inputs) if x is not None and x.op.name in read}
-        for node in [node for node in self._nodes.node if node.op == "Placeholder"]:
-            self._nodes.node.remove(node)
+        self._inputs = [*_tensors(given), *(inner for _, inner in graph.captures)]
+        self._below += [None] * (len(self._inputs) - len(self._below))  # for what the gradient alone captures
+        self.is_whole = not (self._above and any(x.dtype == tf.resource for x in self._captured))
+        own = [*_tensors(given), *self._above]
+        self._common, self._forward, self._backward = _parts(graph, own, forward, self._outputs, self._below)
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, arguments: Any) -> Any:
         import tensorflow as tf
 
-        given, graph = [*tf.nest.flatten(arguments), *self._captured], tf.compat.v1.get_default_graph()
-        found = {x.name: y for x, y in zip(self._inputs, given, strict=True) if x is not None}
-        made = [x for x in tf.nest.flatten(self._result) if x.name not in found]
-        inputs = {f"{name}:0": _in(graph, given[i]) for i, name in self._read.items()}
-        names = [x.name for x in made]
-        copies = tf.graph_util.import_graph_def(self._nodes, inputs, names, name="copy")
-        for x, copy in zip(made, copies, strict=True):
-            copy.set_shape(x.shape)
-            found[x.name] = copy
-        return tf.nest.map_structure(lambda x: found[x.name], self._result)
+        graph = tf.compat.v1.get_default_graph()
+        given = [_in(graph, x) for x in (*_tensors(arguments), *self._captured)]
+        run = tf.custom_gradient(self._run) if self._above else lambda *given: self._run(*given)[0]
+        return _filled(self._result, run(*given))
+
+    def _run(self, *given):
+        """The outputs, and the function that gives the gradient."""
+        from tensorflow.python.eager import record
+
+        known = {**dict(zip(_names(self._inputs), given, strict=True)), **self._in_common()}
+        known |= self._forward(known)
+
+        def gradient(*above):
+            if record.could_possibly_record():  # the gradient may itself be differentiated
+                return self._traced(given, above)
+            found = {**known, **dict(zip(_names(self._above), _floats(above), strict=True)), **self._in_common()}
+            found |= self._backward(found)
+            return [x if x is None else found[x.name] for x in self._below]
+
+        return [known[name] for name in _names(self._outputs)], gradient
+
+    def _in_common(self):
+        """What all calls have in common, in the graph that is being traced."""
+        import tensorflow as tf
+
+        graph = tf.compat.v1.get_default_graph()
+        if graph not in self._common_in:
+            captured = self._inputs[len(self._inputs) - len(self._captured) :]
+            self._common_in[graph] = self._common(dict(zip(_names(captured), self._captured, strict=True)))
+        return self._common_in[graph]
+
+    def _traced(self, given, above):
+        """The gradient, traced once more."""
+        import tensorflow as tf
+
+        sources = [*given[: len(given) - len(self._captured)], *self._captured]
+        with tf.GradientTape() as tape:
+            tape.watch(_floats(sources))
+            outputs = _tensors(self._function(*_filled(self._arguments, sources)))
+        return tape.gradient(outputs, sources, above)
+
+
+class _Part:
+    """A part of a graph as a function, which TensorFlow and XLA call.
+
+    Args:
+      graph: The graph.
+      names: The names of the part's operators.
+      results: The names of the tensors that the function gives.
+
+    Attributes:
+      reads: The names of the tensors that the function takes.
+    """
+
+    def __init__(self, graph: Any, names: set[str], results: list[str]):
+        import tensorflow as tf
+
+        self._graph, self._results = graph, results
+        self._ops = [op for op in graph.get_operations() if op.name in names]
+        self.reads = sorted({x.name for op in self._ops for x in op.inputs if x.op.name not in names})
+        given = [graph.get_tensor_by_name(name) for name in self.reads]
+        specs = [tf.TensorSpec(x.shape, x.dtype) for x in given]
+        function = tf.function(self._copied, autograph=False, experimental_attributes=COMPILED_ONCE)
+        self._function = function.get_concrete_function(*specs) if results else None
+
+    def __call__(self, known: dict[str, Any]) -> dict[str, Any]:
+        """The results, by name, in the graph that is being traced.
+
+        Args:
+          known: The tensors that the function takes, by name, and others.
+        """
+        import tensorflow as tf
+        from tensorflow.python.eager import record
+
+        if self._function is None:
+            return {}
+        graph = tf.compat.v1.get_default_graph()
+        with record.stop_recording():  # a gradient by the operators would not know the functions of custom ones
+            found = self._function(*(_in(graph, known[name]) for name in self.reads))
+        return dict(zip(self._results, found, strict=True))
+
+    def _copied(self, *given):
+        """The results of a copy of the operators."""
+        import tensorflow as tf
+
+        own, part = {op.name for op in self._ops}, tf.compat.v1.GraphDef()
+        part.CopyFrom(self._graph.as_graph_def())
+        del part.node[:]
+        for op in self._ops:
+            node = part.node.add()
+            node.CopyFrom(op.node_def)
+            node.attr.pop("_class", None)  # names of neighbours, on whatever device
+            inputs = [name for name in node.input if not name.startswith("^") or name[1:] in own]
+            del node.input[:]
+            node.input.extend(inputs)
+        inputs = dict(zip(self.reads, given, strict=True))
+        copies = tf.graph_util.import_graph_def(part, inputs, self._results, name="")
+        for name, copy in zip(self._results, copies, strict=True):
+            copy.set_shape(self._graph.get_tensor_by_name(name).shape)
+        return copies
+
+
+def _parts(graph, own, forward, outputs, gradients):
+    """Three parts of a graph: what all calls have in common, its function, and the function's gradient.
+
+    XLA must know some tensors when it compiles, as shapes. They may not be arguments, so each part has its own.
+
+    Args:
+      graph: The graph, whose inputs are placeholders.
+      own: The inputs that differ from call to call.
+      forward: The names of the function's operators. A gradient may have given them further inputs.
+      outputs: What the function gives.
+      gradients: What its gradient gives, and None.
+    """
+    ops = {op.name: op for op in graph.get_operations()}
+    inputs = {op.name for op in ops.values() if op.type == "Placeholder"}
+    stateful = {op.name for op in ops.values() if op.op_def.is_stateful}
+    outputs, gradients = _names(outputs), _names(x for x in gradients if x is not None)
+    named = lambda names: {name.split(":")[0] for name in names}  # noqa: E731
+    follow = lambda names, following: _reached([ops[name] for name in names], following)  # noqa: E731
+
+    computed = follow(inputs | stateful, lambda op: [] if op.type in SHAPES else _users(op))
+    known = {name for name in ops if name not in computed or ops[name].type in SHAPES}
+    forward = follow(forward, _sources)
+    needed = forward | follow(named(gradients), _sources)
+    common = needed - known - inputs - follow(named(x.name for x in own) | stateful, _users)
+    forward, backward = (some - known - inputs - common for some in (forward, needed - forward))
+
+    def part(computed, results):
+        wanted = computed | named(results)
+        return _Part(graph, wanted | (follow(wanted, lambda op: [x for x in _sources(op) if x.name in known])), results)
+
+    own_results = [name for name in gradients if name.split(":")[0] in backward | known]
+    of_backward = part(backward, own_results)
+    kept = [name for name in (*of_backward.reads, *gradients) if name.split(":")[0] in forward]
+    own_results = [name for name in outputs if name.split(":")[0] in forward | known]
+    of_forward = part(forward, list(dict.fromkeys([*own_results, *kept])))
+    wanted = [*of_forward.reads, *of_backward.reads, *outputs, *gradients]
+    shared = list(dict.fromkeys(name for name in wanted if name.split(":")[0] in common))
+    return part(common, shared), of_forward, of_backward
+
+
+def _users(op):
+    return [*(user for x in op.outputs for user in x.consumers()), *op._control_outputs]
+
+
+def _sources(op):
+    return [*(x.op for x in op.inputs), *op.control_inputs]
+
+
+def _reached(ops, following):
+    """The names of operators and of all that follow, by `op -> ops`."""
+    found, left = {op.name for op in ops}, list(ops)
+    while left:
+        new = {op.name: op for op in following(left.pop()) if op.name not in found}
+        found |= set(new)
+        left.extend(new.values())
+    return found
+
+
+def _gradients(outputs, inputs, above):
+    """The gradients for inputs, None for a tensor that is not a number or does not matter."""
+    import tensorflow as tf
+
+    sources = _floats(inputs)
+    found = {x.ref(): g for x, g in zip(sources, tf.gradients(outputs, sources, above), strict=True)}
+    gradients = [found.get(x.ref()) for x in inputs]
+    return [g if g is None else tf.convert_to_tensor(g) for g in gradients]
+
+
+def _tensors(nested):
+    import tensorflow as tf
+
+    return [x for x in tf.nest.flatten(nested) if x is not None]
+
+
+def _floats(tensors):
+    return [x for x in tensors if x.dtype.is_floating]
+
+
+def _names(tensors):
+    return [x.name for x in tensors]
+
+
+def _filled(nested, tensors):
+    """A nested structure with other tensors in place of its own."""
+    import tensorflow as tf
+
+    left = iter(tensors)
+    return tf.nest.map_structure(lambda x: x if x is None else next(left), nested)
 
 
 def _in(graph, x):
@@ -114,12 +318,13 @@ def _in(graph, x):
 
 
 def _is_traced():
-    """Whether TensorFlow traces a program that has no gradients."""
-    if not _FORWARD_ONLY.get() or keras.backend.backend() != "tensorflow":
+    """Whether TensorFlow traces a program that has no gradients, or takes them by a tape."""
+    if keras.backend.backend() != "tensorflow":
         return False
     import tensorflow as tf
+    from tensorflow.python.eager import record
 
-    return tf.inside_function()
+    return tf.inside_function() and (_FORWARD_ONLY.get() or record.could_possibly_record())
 
 
 def _variables(layers):
@@ -128,5 +333,5 @@ def _variables(layers):
 
 def _kinds(layers):
     """What decides the operators of layers with the same options."""
-    own = [(type(part), part.compute_dtype) for layer in layers for part in layer._flatten_layers()]
+    own = [(type(part), part.compute_dtype, part.trainable) for layer in layers for part in layer._flatten_layers()]
     return own, [(v.shape, v.dtype) for v in _variables(layers)]

@@ -5,7 +5,10 @@ import functools
 import tensorflow as tf
 
 from flash_tf.config import OptimizerConfig
+from flash_tf.layers.traced_once import COMPILED_ONCE
 from flash_tf.training import update
+
+ALIKE = 8  # variables of one shape that one call of a function updates
 
 
 class AdamW:
@@ -26,8 +29,10 @@ class AdamW:
         self.m = {name: zeros(v) for name, v in variables.items()}
         self.v = {name: zeros(v) for name, v in variables.items()}
         self._update = tf.function(self._updated, jit_compile=True, autograph=False) if jit_compile else self._updated
-        # Traced once for each shape, and not for each variable: their updates are most operators of a step.
-        self._adamw = tf.function(functools.partial(update.updated, self.config), autograph=False)
+        # Traced once for variables of a shape, and compiled once: their updates are most operators of a step.
+        called = functools.partial(tf.function, autograph=False, experimental_attributes=COMPILED_ONCE)
+        self._of_one_shape = called(self._all_updated)
+        self._adamw = called(functools.partial(update.updated, self.config))
 
     def state(self) -> dict[str, tf.Variable]:
         """The slots by name, for a checkpoint."""
@@ -60,8 +65,16 @@ class AdamW:
         self._update(*values)
 
     def _updated(self, weights, ms, vs, gradients, step, rate):
-        corrections = update.corrections(self.config, step)
-        for variables, gradient in zip(zip(weights, ms, vs, strict=True), gradients, strict=True):
+        corrections, alike = update.corrections(self.config, step), {}
+        for one in zip(weights, ms, vs, gradients, strict=True):
+            alike.setdefault(tuple(one[0].shape), []).append(one)
+        for group in alike.values():
+            for some in (group[i : i + ALIKE] for i in range(0, len(group), ALIKE)):
+                self._of_one_shape(some, corrections, rate)
+
+    def _all_updated(self, some, corrections, rate):
+        for *variables, gradient in some:
             weight, m, v = (variable.read_value() for variable in variables)
-            for variable, value in zip(variables, self._adamw(weight, gradient, m, v, corrections, rate), strict=True):
+            values = self._adamw(weight, gradient, m, v, corrections, rate)
+            for variable, value in zip(variables, values, strict=True):
                 variable.assign(value)

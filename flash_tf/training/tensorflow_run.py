@@ -22,7 +22,7 @@ from flash_tf.training.progress import Progress
 from flash_tf.training.run import Run, begin_from, check_batch, enter, resume
 from flash_tf.training.strategy import hosts, is_chief
 from flash_tf.training.tasks import objective_of
-from flash_tf.training.trainer import Trainer, TrainStep, uses_xla
+from flash_tf.training.trainer import Trainer, TrainStep, compiles_parts, uses_xla
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -75,7 +75,8 @@ def open_run(
     with strategy.scope():
         model = modelling.make_model(config)
         trained = {v.path: v.value for v in model.trainable_variables}
-        optimizer = AdamW(config.optimizer, config.train.steps, trained, jit_compile=uses_xla(config, model))
+        parts = compiles_parts(config, model, strategy)
+        optimizer = AdamW(config.optimizer, config.train.steps, trained, jit_compile=parts)
         step = orbit.utils.create_global_step()
     run = TensorFlowRun(
         config=config,
@@ -118,8 +119,10 @@ def make_trainer(run: Run, stream: WindowStream | PreparedStream) -> Trainer:
         dataset = stream.dataset(position, config.batch_size, context.num_input_pipelines, context.input_pipeline_id)
         return per_replica(dataset, share, context)
 
+    parts = compiles_parts(config, run.model, run.strategy)
     return Trainer(
-        step=TrainStep(run.model, run.objective, run.optimizer, config, jit_compile=uses_xla(config, run.model)),
+        step=TrainStep(run.model, run.objective, run.optimizer, config, jit_compile=parts),
+        jit_compile=uses_xla(config, run.model),
         strategy=run.strategy,
         global_step=run.step,
         dataset=run.strategy.distribute_datasets_from_function(pipeline, options),

@@ -43,6 +43,15 @@ def uses_xla(config: Config, model: keras.Model) -> bool:
     return model.causal or bool(tf.config.list_logical_devices("GPU"))
 
 
+def compiles_parts(config: Config, model: keras.Model, strategy: tf.distribute.Strategy) -> bool:
+    """Whether XLA compiles parts of a step: it compiles the whole loop of one device.
+
+    A program in a program would have no functions that are compiled once for many calls: XLA takes them apart in what
+    it compiles first, and not in the loops inside.
+    """
+    return uses_xla(config, model) and not isinstance(strategy, tf.distribute.OneDeviceStrategy)
+
+
 def longest_loop(config: Config) -> int:
     """The most steps between two returns to Python, by `train.steps_per_loop` and by the input that a loop holds."""
     return max(1, min(config.train.steps_per_loop, STACKED // config.train.tokens_per_step))
@@ -58,8 +67,7 @@ class TrainStep:
       objective: Gives the negative log-likelihoods.
       optimizer: Updates the model's variables.
       config: The experiment.
-      jit_compile: Whether XLA compiles the sums of gradients, and the clipping. A caller may compile the whole step
-        instead.
+      jit_compile: Whether XLA compiles the sums of gradients, and the clipping; see `compiles_parts`.
 
     Attributes:
       seeds: The state of each dropout layer. A step sets it before a layer draws from it.
@@ -67,7 +75,6 @@ class TrainStep:
 
     def __init__(self, model: keras.Model, objective, optimizer: AdamW, config: Config, jit_compile: bool = False):
         self.model, self.objective, self.optimizer, self.config = model, objective, optimizer, config
-        self.jit_compile = jit_compile
         self._variables = list(optimizer.variables.values())
         self.seeds = [layer.seed_generator.state for layer in update.dropouts(model)]
         xla = functools.partial(tf.function, jit_compile=True, autograph=False)
@@ -142,6 +149,7 @@ class Trainer(orbit.AbstractTrainer):
       strategy: The strategy of the step's variables.
       global_step: Steps done.
       dataset: The distributed dataset, with each replica's share of the batch.
+      jit_compile: Whether XLA compiles the loop of one device.
 
     Attributes:
       history: The records of the last loop, `[steps, COLUMNS]`.
@@ -150,14 +158,22 @@ class Trainer(orbit.AbstractTrainer):
       around: Makes the context that each loop runs in.
     """
 
-    def __init__(self, *, step: TrainStep, strategy: tf.distribute.Strategy, global_step: tf.Variable, dataset):
+    def __init__(
+        self,
+        *,
+        step: TrainStep,
+        strategy: tf.distribute.Strategy,
+        global_step: tf.Variable,
+        dataset: tf.distribute.DistributedDataset,
+        jit_compile: bool = False,
+    ):
         self.model, self.strategy, self.global_step = step.model, strategy, global_step
         self.history, self.waiting, self.reading, self.around = None, 0.0, False, contextlib.nullcontext
         self.step, self._iterator, self._seconds = step, iter(dataset), None
         self._most = longest_loop(step.config)
         if isinstance(strategy, tf.distribute.OneDeviceStrategy):
             self._read = tf.function(self._stacked)
-            self._run = tf.function(self._program, jit_compile=step.jit_compile or None, autograph=False)
+            self._run = tf.function(self._program, jit_compile=jit_compile or None, autograph=False)
         else:
             self._read = lambda iterator, num_steps: (iterator, tf.zeros((), tf.float64))
             self._run = tf.function(self._steps)
