@@ -8,6 +8,7 @@ import contextlib
 import errno
 import gc
 import importlib
+import importlib.abc
 import importlib.metadata
 import importlib.util
 import os
@@ -41,6 +42,9 @@ KEPT_SECONDS = 30 * 24 * 3600  # a program that XLA compiled
 # Objects between two searches for garbage. Imports and traced graphs hold a million objects, and lose none: with
 # Python's 700, a fifth of the time to import TensorFlow goes into looking at them.
 SEARCH_EVERY = 100_000
+# Libraries that Keras and TensorFlow import where they are installed, for functions that no command calls: a fifth of
+# the time to import the two.
+UNUSED = {"sklearn", "matplotlib", "jax"}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -50,9 +54,10 @@ def main(arguments: list[str] | None = None) -> int:
         with LibraryLog() as log:
             stopped.log = log
             try:
-                os.environ["KERAS_BACKEND"] = args.backend(args)  # noqa: TID251  whatever Keras is set to
+                os.environ["KERAS_BACKEND"] = backend = args.backend(args)  # noqa: TID251  whatever Keras is set to
                 _keep_programs()
-                args.run(args, log)
+                with _hidden(UNUSED - {backend}):
+                    args.run(args, log)
                 sys.stdout.flush()
             except BrokenPipeError:  # whoever reads what we print, as `head`, has seen enough
                 return 128 + signal.SIGPIPE
@@ -63,6 +68,28 @@ def main(arguments: list[str] | None = None) -> int:
                 log.progress().line(f"flash-tf: {line}")
                 return status
     return 0
+
+
+class _Hidden(importlib.abc.MetaPathFinder):
+    """Hides modules from Keras and TensorFlow while they are imported. Other imports find them."""
+
+    def __init__(self, names: set[str]):
+        self._names = names
+
+    def find_spec(self, name, path=None, target=None):
+        parents = (getattr(sys.modules.get(parent), "__spec__", None) for parent in ("keras", "tensorflow"))
+        if name in self._names and any(getattr(spec, "_initializing", False) for spec in parents):
+            raise ModuleNotFoundError(name)
+
+
+@contextlib.contextmanager
+def _hidden(names):
+    finder = _Hidden(names)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
 
 
 class _Stopped(KeyboardInterrupt):

@@ -61,6 +61,18 @@ def test_help_answers_without_importing_tensorflow():
     assert "fill-mask" in done.stdout
 
 
+def test_a_command_hides_libraries_from_keras_that_it_does_not_use_and_finds_them_later():
+    code = (
+        "import sys, flash_tf.cli\n"
+        "assert flash_tf.cli.main(['describe', 'quickstart']) == 0\n"
+        "loaded = {'keras', 'tensorflow', *flash_tf.cli.UNUSED} & set(sys.modules)\n"
+        "assert loaded == {'keras', 'tensorflow'}, loaded\n"
+        "import sklearn, matplotlib"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("path", sorted(ROOT.glob("requirements/*.txt")), ids=lambda path: path.stem)
 def test_a_lock_file_pins_packages_of_the_index_alone(path):
     lines = [line.partition("  #")[0] for line in path.read_text().splitlines() if not line.startswith("#")]

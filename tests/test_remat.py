@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from flash_tf.layers import GLU, ResidualBlock
+from tests import numerics
 
 
 @pytest.mark.one_backend
@@ -24,6 +25,27 @@ def test_no_gradient_of_a_block_is_there_before_all_are():
     before = [{op.name for op in _before(found.op) if "MatMul" in op.type} for found in graph.structured_outputs]
     assert len(before) == len(weights) and before[0]
     assert all(products == before[0] for products in before)
+
+
+@pytest.mark.one_backend
+def test_weights_that_a_stateless_scope_gives_have_the_gradients_of_a_block_that_keeps_its_activations():
+    import keras
+    import tensorflow as tf
+
+    inner = GLU(hidden=24)
+    x = tf.constant(np.random.default_rng(0).normal(size=(2, 8, 16)).astype("float32"))
+    found = []
+    for remat in (True, False):
+        block = ResidualBlock(inner, remat=remat)
+        block.build(x.shape)
+        values = [tf.identity(v.value) + 0.1 for v in block.variables]
+        with tf.GradientTape() as tape, keras.StatelessScope(list(zip(block.variables, values, strict=True))):
+            tape.watch([x, *values])
+            loss = tf.reduce_sum(block(x, training=True) ** 2)
+        found.append(tape.gradient(loss, [x, *values]))
+    assert len(found[0]) > 2
+    for one, other in zip(*found, strict=True):
+        assert numerics.relative_error(one, other) < numerics.FLOAT32
 
 
 def _before(op):

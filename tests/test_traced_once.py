@@ -325,6 +325,7 @@ def test_layers_that_keep_averages_change_them():
     layers = [[keras.layers.BatchNormalization(momentum=0.5)] for _ in range(4)]
     for (layer,) in layers:
         layer.build((None, 4))
+    layers[2][0].trainable = False  # then it takes the averages, and keeps them
     x = tf.constant(X)
 
     def step(x):
