@@ -42,9 +42,9 @@ KEPT_SECONDS = 30 * 24 * 3600  # a program that XLA compiled
 # Objects between two searches for garbage. Imports and traced graphs hold a million objects, and lose none: with
 # Python's 700, a fifth of the time to import TensorFlow goes into looking at them.
 SEARCH_EVERY = 100_000
-# Libraries that Keras and TensorFlow import where they are installed, for functions that no command calls: a fifth of
-# the time to import the two.
-UNUSED = {"sklearn", "matplotlib", "jax"}
+# What these import where it is installed, for functions that no command calls: a third of the time to import them.
+IMPORTERS = ("tensorflow", "keras", "tf_keras")
+UNUSED = {"sklearn", "matplotlib", "jax", "pandas", "scipy"}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -71,13 +71,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 class _Hidden(importlib.abc.MetaPathFinder):
-    """Hides modules from Keras and TensorFlow while they are imported. Other imports find them."""
+    """Hides modules from IMPORTERS while these are imported. Other imports find them."""
 
     def __init__(self, names: set[str]):
         self._names = names
 
     def find_spec(self, name, path=None, target=None):
-        parents = (getattr(sys.modules.get(parent), "__spec__", None) for parent in ("keras", "tensorflow"))
+        parents = (getattr(sys.modules.get(importer), "__spec__", None) for importer in IMPORTERS)
         if name in self._names and any(getattr(spec, "_initializing", False) for spec in parents):
             raise ModuleNotFoundError(name)
 

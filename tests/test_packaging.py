@@ -65,9 +65,10 @@ def test_a_command_hides_libraries_from_keras_that_it_does_not_use_and_finds_the
     code = (
         "import sys, flash_tf.cli\n"
         "assert flash_tf.cli.main(['describe', 'quickstart']) == 0\n"
+        "with flash_tf.cli._hidden(flash_tf.cli.UNUSED): import flash_tf.training.loop\n"
         "loaded = {'keras', 'tensorflow', *flash_tf.cli.UNUSED} & set(sys.modules)\n"
         "assert loaded == {'keras', 'tensorflow'}, loaded\n"
-        "import sklearn, matplotlib"
+        "import matplotlib, pandas, scipy, sklearn"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

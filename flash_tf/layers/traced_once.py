@@ -18,6 +18,7 @@ import keras
 
 FEW = 2  # layers that are traced as soon as called
 COMPILED_ONCE = {"_noinline": True}  # attributes of a function that XLA compiles once for all calls in a loop
+NAME = "gradient_tape"  # of what gives gradients, as TensorFlow names it elsewhere
 SHAPES = {"Shape", "ShapeN", "Size", "Rank"}  # operators whose results XLA knows when it compiles
 _FORWARD_ONLY = contextvars.ContextVar("forward_only", default=False)
 
@@ -282,7 +283,7 @@ def _gradients(outputs, inputs, above):
     import tensorflow as tf
 
     sources = _floats(inputs)
-    found = {x.ref(): g for x, g in zip(sources, tf.gradients(outputs, sources, above), strict=True)}
+    found = {x.ref(): g for x, g in zip(sources, tf.gradients(outputs, sources, above, NAME), strict=True)}
     gradients = [found.get(x.ref()) for x in inputs]
     return [g if g is None else tf.convert_to_tensor(g) for g in gradients]
 

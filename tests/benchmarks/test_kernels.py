@@ -69,6 +69,7 @@ def test_every_kernel_passes_the_check_before_its_timing(name):
     assert error < kernels.PARITY, where
 
 
+@pytest.mark.full
 def test_a_fused_form_passes_the_check_before_its_timing(interpreted, monkeypatch):
     scan = kernels_xla.specs()["selective_scan"]
     with pytest.raises(ValueError, match="--fused needs an NVIDIA GPU of compute capability"):

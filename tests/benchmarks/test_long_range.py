@@ -106,6 +106,7 @@ def test_a_step_of_a_row_gives_every_weight_a_gradient(system, task):
     assert loss(labels, model(given)) < before
 
 
+@pytest.mark.full
 def test_rows_weigh_as_much_as_the_transformer_but_for_what_is_their_own():
     def count(system):
         return sum(math.prod(v.shape) for v in model_of(system, "list_ops").trainable_variables)

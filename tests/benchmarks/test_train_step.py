@@ -47,6 +47,7 @@ def exported(tmp_path_factory):
     return right, wrong
 
 
+@pytest.mark.full
 def test_a_step_is_timed_in_tensorflow(tmp_path, capsys):
     result = str(tmp_path / "result.jsonl")
     overrides = [text for option in TINY for text in ("--set", option)]
