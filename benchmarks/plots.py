@@ -5,8 +5,8 @@
 Training steps: latency, tokens per second, peak memory and speed-up against the context length, for each task and
 device. Decoding: milliseconds a token and bytes of state. Learning: perplexity against steps and time. Recall: accuracy
 against bytes of state. Positions: perplexity along novels. Claims: perplexity against tokens. A figure shows one
-device, and the newest row of each measurement; rows of variants are left out. The figures of the runs of
-`flash-tf train` are drawn by `flash-tf plot`.
+device, and the newest row of each measurement. Rows of variants are left out, and steps with the name of a card: these
+were timed for a comparison on that card. The figures of the runs of `flash-tf train` are drawn by `flash-tf plot`.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def figures(folder: str | Path = result_files.FOLDER) -> dict[str, Figure]:
     read = lambda *names: [row for name in names for row in result_files.read(Path(folder, f"{name}.jsonl"))]  # noqa: E731
     steps = [{"framework": "TensorFlow", **row} for row in read("train_step", "peers")]
     timed = (
-        (step_figures, [row for row in steps if row["tokens"] == device.TOKENS]),
+        (step_figures, [row for row in steps if row["tokens"] == device.TOKENS and not row.get("card")]),
         (decoding_figures, [row for row in read("decode") if "state_bytes" in row]),
         (learning_figures, [row for row in read("learning") if "curve" in row and row["passes"] > 1]),
     )
@@ -295,11 +295,13 @@ def position_figures(rows: list[Row]) -> dict[str, Figure]:
     models = [model_in(_of_claim(row["run"])[0]) for row in rows]
     figure, (axes,) = plot_style.figure(f"Stretches of {rows[0]['tokens']:,} tokens of novels, {_devices(rows)}")
     others = sorted(set(models) - plot_style.MODELS.keys())
-    for row, model, style in zip(rows, models, _styles(models), strict=True):
+    names = [_of_claim(row["run"]) for row in rows]
+    for row, model, style, name in zip(rows, models, _styles(models), names, strict=True):
         (text, color), ends = plot_style.look(model, others), [end for _, end in row["buckets"]]
-        system, *change = _of_claim(row["run"])
+        system, *change = name
         named = change or system == model or models.count(model) == 1
-        text = ", ".join([text, *change]) if named else row["run"]
+        sizes = [f"{row['parameters'] / 1e6:.0f} M"] if names.count(name) > 1 else []  # of one system
+        text = ", ".join([text, *change, *sizes]) if named else row["run"]
         axes.plot(ends, row["perplexity"], style, color=color, label=text, marker="o", ms=4, lw=1.8)
     for n in {row["n"] for row in rows}:
         axes.axvline(n, color=plot_style.GREY, linewidth=1, label="_trained")

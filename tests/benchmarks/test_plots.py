@@ -30,7 +30,7 @@ def write(folder, rows, name="train_step"):
 
 @pytest.fixture
 def results(tmp_path):
-    write(tmp_path, [row("flash", n, 10) for n in LENGTHS])
+    write(tmp_path, [*(row("flash", n, 10) for n in LENGTHS), row("flash", LENGTHS[0], 99, card="A")])
     peer = [row("transformer_plus_plus", n, n / 100, "PyTorch") for n in LENGTHS]
     masked = [row("transformer_plus_plus", 512, 7, "PyTorch", task) for task in ("mlm", "mlm_full_head")]
     return write(tmp_path, peer + masked, "peers")
@@ -230,6 +230,9 @@ def test_positions_are_drawn_by_the_ends_of_their_buckets_for_the_text_that_was_
     found = [("flash", [9.0, 9.0]), ("flash", [30.0, 20.0]), ("flash, local", [40.0, 41.0]), ("mamba", [50.0, 900.0])]
     found += [("length-lm-gla-gates_none-2048-45M-0.002-0", [60.0, 61.0])]
     rows = [{**about, "run": name, "perplexity": pair} for name, pair in found]
+    sizes = [("length-lm-retnet-2048-45M-0.002-0", 30_200_000, [70.0, 71.0])]
+    sizes += [("title-lm-retnet-2048-86M-0.0028-0", 109_900_000, [80.0, 81.0])]
+    rows += [{**about, "run": name, "parameters": size, "perplexity": pair} for name, size, pair in sizes]
     other = [{**rows[0], "text": "old", "run": "gla"}, *rows, {**rows[0], "tokens": 256, "variant": "x"}]
     figure = plots.figures(write(tmp_path, other, "positions"))["perplexity_by_position"]
     assert drawn(figure) == {
@@ -237,6 +240,8 @@ def test_positions_are_drawn_by_the_ends_of_their_buckets_for_the_text_that_was_
         "flash, local": [(256, 40), (512, 41)],
         "mamba": [(256, 50), (512, 900)],
         "GLA, gates_none": [(256, 60), (512, 61)],
+        "retnet, 30 M": [(256, 70), (512, 71)],
+        "retnet, 110 M": [(256, 80), (512, 81)],
     }
     assert figure.axes[0].get_xscale() == "log" and figure.axes[0].get_ylim()[1] > 900
     (trained,) = [line for line in figure.axes[0].lines if line.get_label() == "_trained"]
