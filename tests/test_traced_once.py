@@ -185,6 +185,15 @@ def test_layers_of_a_program_that_trains_are_traced_once(monkeypatch):
     assert called == ["mixer_0", "feedforward_0", "mixer_3", "feedforward_3"]
 
 
+def test_as_many_layers_are_computed_again_as_asked():
+    def found(remat):
+        step = step_of(made(depth=6, remat=remat))
+        return sum(products(tf.function(step, autograph=False).get_concrete_function(token_ids())).values())
+
+    kept, three, six = (found(remat) for remat in (False, 3, True))
+    assert kept < three and six - three == three - kept
+
+
 def test_what_all_layers_read_is_computed_once():
     model = made(depth=6)
     sines = operators(tf.function(step_of(model), autograph=False).get_concrete_function(token_ids()))["Sin"]

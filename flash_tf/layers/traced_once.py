@@ -333,6 +333,7 @@ def _variables(layers):
 
 
 def _kinds(layers):
-    """What decides the operators of layers with the same options."""
-    own = [(type(part), part.compute_dtype, part.trainable) for layer in layers for part in layer._flatten_layers()]
+    """What decides the operators of layers whose other options are the same."""
+    parts = [part for layer in layers for part in layer._flatten_layers()]
+    own = [(type(part), part.compute_dtype, part.trainable, getattr(part, "remat", None)) for part in parts]
     return own, [(v.shape, v.dtype) for v in _variables(layers)]
