@@ -307,6 +307,76 @@ def test_a_gradient_goes_to_variables_that_are_not_the_layers_own():
     assert worst(found, wanted) < numerics.FLOAT32
 
 
+def test_derivatives_in_forward_mode_are_right():
+    layers = dense()
+
+    def derivatives(x):
+        kernel = layers[1][0].kernel.value
+        found = []
+        for primal in (x, kernel):
+            with tf.autodiff.ForwardAccumulator(primal, tf.ones(primal.shape)) as forward:
+                y = through(layers, x)
+            found.append(forward.jvp(y))
+        return found
+
+    found, wanted = in_program(derivatives, tf.constant(X))
+    assert worst(found, wanted) < numerics.FLOAT32
+
+
+def test_a_gradient_goes_through_complex_numbers():
+    layers = dense()
+
+    def gradients(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            turned = lambda some, x: x * tf.cast(some[0].kernel[0], tf.complex64) + 1j  # noqa: E731
+            y = through(layers, tf.cast(x, tf.complex64), turned)
+            loss = tf.reduce_sum(tf.abs(y))
+        return tape.gradient(loss, [x, layers[1][0].kernel.value])
+
+    found, wanted = in_program(gradients, tf.constant(X))
+    assert worst(found, wanted) < numerics.FLOAT32
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_a_branch_keeps_what_it_asserts(small):
+    layers = dense()
+
+    def checked(some, x):
+        tf.debugging.assert_less(tf.reduce_max(x), 2.0)
+        return some[0](x)
+
+    def gradient(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = through(layers, x, checked)
+        return tape.gradient(y, x)
+
+    run = tf.function(gradient, autograph=False)
+    if small:
+        assert np.any(run(tf.zeros((2, 4))))
+    else:
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            run(tf.fill((2, 4), 3.0))
+
+
+def test_layers_whose_options_people_set_later_keep_them():
+    layers = dense()
+    for i, (layer,) in enumerate(layers):
+        layer.enable_lora(2, lora_alpha=1 + i)
+        layer.lora_kernel_b.assign(np.ones((2, 4), "float32"))
+    layers[3][0].activation = keras.activations.relu
+
+    def gradients(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = through(layers, x)
+        return [y, tape.gradient(y, x)]
+
+    found, wanted = in_program(gradients, tf.constant(X))
+    assert worst(found, wanted) < numerics.FLOAT32
+
+
 def test_losses_of_layers_are_not_lost():
     layers = dense()
     for (layer,) in layers:

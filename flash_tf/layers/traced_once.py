@@ -17,8 +17,8 @@ from typing import Any
 import keras
 
 FEW = 2  # layers that are traced as soon as called
-COMPILED_ONCE = {"_noinline": True}  # attributes of a function that XLA compiles once for all calls in a loop
 NAME = "gradient_tape"  # of what gives gradients, as TensorFlow names it elsewhere
+PLAIN = (bool, int, float, str, type(None))
 SHAPES = {"Shape", "ShapeN", "Size", "Rank"}  # operators whose results XLA knows when it compiles
 _FORWARD_ONLY = contextvars.ContextVar("forward_only", default=False)
 
@@ -33,12 +33,23 @@ def forward_only() -> Iterator[None]:
         _FORWARD_ONLY.reset(before)
 
 
+def function_attributes() -> dict[str, bool]:
+    """For `experimental_attributes` of a `tf.function` that the program being traced calls often.
+
+    XLA lowers it once for all calls in a loop. Without XLA, operators of one program run a little faster.
+    """
+    from tensorflow.python.framework import ops
+    from tensorflow.python.ops import control_flow_util
+
+    return {"_noinline": True} if control_flow_util.GraphOrParentsInXlaContext(ops.get_default_graph()) else {}
+
+
 class TracedOnce:
     """Calls a function of layers that are alike. In a program of TensorFlow it traces the first ones alone.
 
     It traces each where that would not do: with JAX, where neither a gradient tape is active nor `forward_only`, for
-    layers that are not like the first ones, for tensors with Keras' mask, where a layer adds a loss, and where a
-    gradient would go to variables that are not the layers' own.
+    layers that are not like the first ones, for tensors with Keras' mask, under a `tf.autodiff.ForwardAccumulator`,
+    where a layer adds a loss, and where a gradient would go to variables that are not the layers' own.
 
     Args:
       call: `(layers, *arguments) -> result`, of nested tensors and None.
@@ -54,9 +65,10 @@ class TracedOnce:
             return self._call(layers, *arguments)
         import tensorflow as tf
 
-        if any(getattr(x, "_keras_mask", None) is not None for x in tf.nest.flatten(arguments)):
-            return self._call(layers, *arguments)
         given = [v.value for v in _variables(layers)], *arguments
+        given = tf.nest.map_structure(lambda x: x if x is None else tf.convert_to_tensor(x), given)
+        if _carry_more(arguments, given):
+            return self._call(layers, *arguments)
         like = str(tf.nest.map_structure(lambda x: x if x is None else tf.TensorSpec(x.shape, x.dtype), given))
         if like not in self._functions:
             self._functions[like] = _Function(self._from_values, given, with_gradient=not _FORWARD_ONLY.get())
@@ -99,6 +111,7 @@ class _Function:
 
         placeholder = lambda x: x if x is None else tf.compat.v1.placeholder(x.dtype, x.shape)  # noqa: E731
         graph = FuncGraph("traced_once")
+        graph._add_control_dependencies = True  # so that a branch of `tf.cond` keeps what it prints and asserts
         with graph.as_default():
             given = tf.nest.map_structure(placeholder, arguments)
             self._result = function(*given)
@@ -180,7 +193,7 @@ class _Part:
         self.reads = sorted({x.name for op in self._ops for x in op.inputs if x.op.name not in names})
         given = [graph.get_tensor_by_name(name) for name in self.reads]
         specs = [tf.TensorSpec(x.shape, x.dtype) for x in given]
-        function = tf.function(self._copied, autograph=False, experimental_attributes=COMPILED_ONCE)
+        function = tf.function(self._copied, autograph=False, experimental_attributes=function_attributes())
         self._function = function.get_concrete_function(*specs) if results else None
 
     def __call__(self, known: dict[str, Any]) -> dict[str, Any]:
@@ -295,7 +308,7 @@ def _tensors(nested):
 
 
 def _floats(tensors):
-    return [x for x in tensors if x.dtype.is_floating]
+    return [x for x in tensors if x.dtype.is_floating or x.dtype.is_complex]
 
 
 def _names(tensors):
@@ -328,12 +341,27 @@ def _is_traced():
     return tf.inside_function() and (_FORWARD_ONLY.get() or record.could_possibly_record())
 
 
+def _carry_more(arguments, given):
+    """Whether a mask of Keras or a derivative in forward mode comes with tensors."""
+    import tensorflow as tf
+    from tensorflow.python.eager import forwardprop_util
+
+    masked = any(getattr(x, "_keras_mask", None) is not None for x in tf.nest.flatten(arguments))
+    return masked or bool(forwardprop_util.pack_tangents(_tensors(given)).tangents)
+
+
 def _variables(layers):
     return [v for layer in layers for v in layer.variables]
 
 
 def _kinds(layers):
-    """What decides the operators of layers whose other options are the same."""
+    """What decides the operators of layers."""
     parts = [part for layer in layers for part in layer._flatten_layers()]
-    own = [(type(part), part.compute_dtype, part.trainable, getattr(part, "remat", None)) for part in parts]
+    own = [(type(part), part.compute_dtype, part.trainable, _options(part)) for part in parts]
     return own, [(v.shape, v.dtype) for v in _variables(layers)]
+
+
+def _options(layer):
+    """The options that a layer has as numbers or names, some of which people set later, and its activation."""
+    own = {name: value for name, value in vars(layer).items() if name != "name" and not name.startswith("_")}
+    return {name: value for name, value in own.items() if isinstance(value, PLAIN) or name == "activation"}

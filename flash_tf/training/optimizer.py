@@ -5,7 +5,7 @@ import functools
 import tensorflow as tf
 
 from flash_tf.config import OptimizerConfig
-from flash_tf.layers.traced_once import COMPILED_ONCE
+from flash_tf.layers.traced_once import function_attributes
 from flash_tf.training import update
 
 ALIKE = 8  # variables of one shape that one call of a function updates
@@ -29,10 +29,7 @@ class AdamW:
         self.m = {name: zeros(v) for name, v in variables.items()}
         self.v = {name: zeros(v) for name, v in variables.items()}
         self._update = tf.function(self._updated, jit_compile=True, autograph=False) if jit_compile else self._updated
-        # Traced once for variables of a shape, and compiled once: their updates are most operators of a step.
-        called = functools.partial(tf.function, autograph=False, experimental_attributes=COMPILED_ONCE)
-        self._of_one_shape = called(self._all_updated)
-        self._adamw = called(functools.partial(update.updated, self.config))
+        self._functions = {}
 
     def state(self) -> dict[str, tf.Variable]:
         """The slots by name, for a checkpoint."""
@@ -72,9 +69,19 @@ class AdamW:
             for some in (group[i : i + ALIKE] for i in range(0, len(group), ALIKE)):
                 self._of_one_shape(some, corrections, rate)
 
-    def _all_updated(self, some, corrections, rate):
-        for *variables, gradient in some:
-            weight, m, v = (variable.read_value() for variable in variables)
-            values = self._adamw(weight, gradient, m, v, corrections, rate)
-            for variable, value in zip(variables, values, strict=True):
-                variable.assign(value)
+    @property
+    def _of_one_shape(self):
+        """Updates variables of a shape: traced and lowered once, because all updates are most operators of a step."""
+        attributes = function_attributes()
+        if str(attributes) not in self._functions:
+            called = functools.partial(tf.function, autograph=False, experimental_attributes=attributes)
+            one = called(functools.partial(update.updated, self.config))
+            self._functions[str(attributes)] = called(functools.partial(_all_updated, one))
+        return self._functions[str(attributes)]
+
+
+def _all_updated(one, some, corrections, rate):
+    for *variables, gradient in some:
+        weight, m, v = (variable.read_value() for variable in variables)
+        for variable, value in zip(variables, one(weight, gradient, m, v, corrections, rate), strict=True):
+            variable.assign(value)
