@@ -362,6 +362,6 @@ def _kinds(layers):
 
 
 def _options(layer):
-    """The options that a layer has as numbers or names, some of which people set later, and its activation."""
+    """The options that a layer has as numbers or names, which people may set later, and its activation."""
     own = {name: value for name, value in vars(layer).items() if name != "name" and not name.startswith("_")}
     return {name: value for name, value in own.items() if isinstance(value, PLAIN) or name == "activation"}
