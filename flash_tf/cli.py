@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
             try:
                 os.environ["KERAS_BACKEND"] = backend = args.backend(args)  # noqa: TID251  whatever Keras is set to
                 _keep_programs()
-                with _hidden(UNUSED - {backend}):
+                with _hidden(UNUSED if backend == "tensorflow" else set()):  # JAX itself needs some
                     args.run(args, log)
                 sys.stdout.flush()
             except BrokenPipeError:  # whoever reads what we print, as `head`, has seen enough

@@ -201,7 +201,8 @@ def test_what_all_layers_read_is_computed_once():
     assert 0 < sines < traced
 
 
-@pytest.mark.parametrize("jit_compile", [pytest.param(False, marks=pytest.mark.full), True])
+@pytest.mark.full
+@pytest.mark.parametrize("jit_compile", [False, True])
 def test_a_loop_takes_gradients_inside(jit_compile, monkeypatch):
     step = step_of(made(dtype="float64", mixer={"type": "linear_attention", "block_size": 8}))
 

@@ -26,6 +26,7 @@ def profiles(model_dir):
     return sorted(model_dir.glob("profile/plugins/profile/*/*.xplane.pb"))
 
 
+@pytest.mark.full
 def test_a_run_with_a_window_has_the_same_losses_to_the_bit_and_says_what_a_step_costs(folder):
     path = str(folder / "config.yaml")
     plain = runs.train(path, folder / "plain", AT_ONCE)
