@@ -42,7 +42,8 @@ KEPT_SECONDS = 30 * 24 * 3600  # a program that XLA compiled
 # Objects between two searches for garbage. Imports and traced graphs hold a million objects, and lose none: with
 # Python's 700, a fifth of the time to import TensorFlow goes into looking at them.
 SEARCH_EVERY = 100_000
-# What these import where it is installed, for functions that no command calls: a third of the time to import them.
+# Libraries that IMPORTERS import where they are installed, for functions that no command calls: a third of the time to
+# import these.
 IMPORTERS = ("tensorflow", "keras", "tf_keras")
 UNUSED = {"sklearn", "matplotlib", "jax", "pandas", "scipy"}
 

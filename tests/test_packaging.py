@@ -48,6 +48,13 @@ def test_a_wheel_brings_every_config_the_command_the_types_and_the_licence(tmp_p
     assert f"Version: {flash_tf.__version__}" in metadata and "License-Expression: Apache-2.0" in metadata
 
 
+def printed(code):
+    """What code prints in a process of its own."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_help_answers_without_importing_tensorflow():
     code = (
         "import sys, flash_tf.cli\n"
@@ -56,9 +63,7 @@ def test_help_answers_without_importing_tensorflow():
         "heavy = {'tensorflow', 'keras', 'numpy'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "fill-mask" in done.stdout
+    assert "fill-mask" in printed(code)
 
 
 def test_a_command_hides_libraries_from_keras_that_it_does_not_use_and_finds_them_later():
@@ -70,8 +75,7 @@ def test_a_command_hides_libraries_from_keras_that_it_does_not_use_and_finds_the
         "assert loaded == {'keras', 'tensorflow'}, loaded\n"
         "import matplotlib, pandas, scipy, sklearn"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    printed(code)
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("requirements/*.txt")), ids=lambda path: path.stem)

@@ -67,9 +67,9 @@ def compiled(function, *arguments):
 
 def both(monkeypatch, function, *arguments):
     """The program with copies, and the one in which each layer was traced."""
-    copied = program(function, *arguments)
+    called = program(function, *arguments)
     monkeypatch.setattr(traced_once, "FEW", 99)
-    return copied, program(function, *arguments)
+    return called, program(function, *arguments)
 
 
 def equal(called, traced, *arguments, tolerance=numerics.FLOAT32):
@@ -100,9 +100,9 @@ def test_a_program_that_reads_and_writes_has_the_products_of_one_whose_layers_ar
         return greedy(model, tf.argmax(logits[:, 0], -1), state, 5)
 
     write(token_ids())  # makes what is made once
-    copied, traced = both(monkeypatch, write, token_ids())
-    assert products(copied) == products(traced)
-    assert equal(copied, traced, token_ids())
+    called, traced = both(monkeypatch, write, token_ids())
+    assert products(called) == products(traced)
+    assert equal(called, traced, token_ids())
 
 
 @pytest.mark.parametrize(("cls", "options"), tiers.of_kinds(ANY, "linformer"))
@@ -111,9 +111,9 @@ def test_a_program_that_encodes_has_the_products_of_one_whose_layers_are_all_tra
     model = made(kind, mixer=options_of(cls, options), feedforward={"type": "mlp"})
     real = tf.sequence_mask([N, 9], N)
     encode = lambda ids: model.encode(ids, padding_mask=real)  # noqa: E731
-    copied, traced = both(monkeypatch, encode, token_ids())
-    assert products(copied) == products(traced)
-    assert equal(copied, traced, token_ids())
+    called, traced = both(monkeypatch, encode, token_ids())
+    assert products(called) == products(traced)
+    assert equal(called, traced, token_ids())
 
 
 def step_of(model, *options):
@@ -434,18 +434,18 @@ def test_xla_takes_the_same_products(dtype, monkeypatch):
         return greedy(model, tf.argmax(logits[:, 0], -1), state, 5)[0]
 
     write(token_ids())
-    copied = compiled(write, token_ids())
+    called = compiled(write, token_ids())
     monkeypatch.setattr(traced_once, "FEW", 99)
-    assert copied["dot"] == compiled(write, token_ids())["dot"] > 20
+    assert called["dot"] == compiled(write, token_ids())["dot"] > 20
 
 
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
 @pytest.mark.full
-def test_blocks_of_two_kinds_are_copied_in_one_program_that_is_right(dtype, monkeypatch):
+def test_blocks_of_two_kinds_are_called_in_one_program_that_is_right(dtype, monkeypatch):
     model = made(**TWO_KINDS, dtype=dtype)
-    copied, traced = both(monkeypatch, lambda ids: model.encode(ids), token_ids())
-    assert products(copied) == products(traced)
-    assert equal(copied, traced, token_ids(), tolerance=numerics.BFLOAT16_LAYER if "16" in dtype else numerics.FLOAT32)
+    called, traced = both(monkeypatch, lambda ids: model.encode(ids), token_ids())
+    assert products(called) == products(traced)
+    assert equal(called, traced, token_ids(), tolerance=numerics.BFLOAT16_LAYER if "16" in dtype else numerics.FLOAT32)
 
 
 def test_each_kind_of_block_is_traced_once(monkeypatch):

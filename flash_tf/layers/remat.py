@@ -34,9 +34,15 @@ def remat(function: Callable) -> Callable:
                 tape.watch([again, *weights, *variables])
                 y = function(again)
             sources = [again, *weights, *variables]
-            found = tape.gradient(y, sources, gradient, unconnected_gradients="zero")
-            with tf.control_dependencies(tf.nest.flatten(found, expand_composites=True)):
-                found = [tf.identity(one) for one in found]
+            found = tape.gradient(y, sources, gradient)
+            given = range(1, 1 + len(weights))  # a scope may hold a whole model, and zeros for all would be as large
+            found = [
+                tf.zeros_like(x) if one is None and i not in given else one
+                for i, (x, one) in enumerate(zip(sources, found, strict=True))
+            ]
+            known = [one for one in tf.nest.flatten(found, expand_composites=True) if one is not None]
+            with tf.control_dependencies(known):
+                found = [one if one is None else tf.identity(one) for one in found]
             return found[: 1 + len(weights)], found[1 + len(weights) :]
 
         return forward(x), backward

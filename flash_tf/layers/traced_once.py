@@ -25,7 +25,7 @@ _FORWARD_ONLY = contextvars.ContextVar("forward_only", default=False)
 
 @contextlib.contextmanager
 def forward_only() -> Iterator[None]:
-    """Says that no gradient is taken through the programs that are traced inside, so that none is traced."""
+    """Says that no gradient is taken through the programs that are traced inside: they need no backward pass."""
     before = _FORWARD_ONLY.set(True)
     try:
         yield
@@ -59,9 +59,10 @@ class TracedOnce:
     def __init__(self, call: Callable, of: Sequence[Sequence[keras.layers.Layer]]):
         self._call, self._first, self._functions = call, of[0], {}
         self._alike = len(of) > FEW and _is_traced()
+        self._kind = _kinds(of[0]) if self._alike else None
 
     def __call__(self, layers: Sequence[keras.layers.Layer], *arguments: Any) -> Any:
-        if not self._alike or _kinds(layers) != _kinds(self._first):
+        if not self._alike or _kinds(layers) != self._kind:
             return self._call(layers, *arguments)
         import tensorflow as tf
 
@@ -118,22 +119,24 @@ class _Function:
             self._outputs = _tensors(self._result)
             forward = {op.name for op in graph.get_operations()}
             inputs = [*_tensors(given), *(inner for _, inner in graph.captures)]
-            self._above = [placeholder(y) for y in _floats(self._outputs)] if with_gradient else []
-            self._below = _gradients(_floats(self._outputs), inputs, self._above) if self._above else []
+            numbers = _floats(self._outputs) if with_gradient else []
+            self._output_gradients = [placeholder(y) for y in numbers]
+            self._input_gradients = _gradients(numbers, inputs, self._output_gradients) if numbers else []
         self._function, self._arguments, self._common_in = function, arguments, {}
         self._captured = [outer for outer, _ in graph.captures]
         self._inputs = [*_tensors(given), *(inner for _, inner in graph.captures)]
-        self._below += [None] * (len(self._inputs) - len(self._below))  # for what the gradient alone captures
-        self.is_whole = not (self._above and any(x.dtype == tf.resource for x in self._captured))
-        own = [*_tensors(given), *self._above]
-        self._common, self._forward, self._backward = _parts(graph, own, forward, self._outputs, self._below)
+        later = self._inputs[len(self._input_gradients) :]  # captured by the gradient alone
+        self._input_gradients += [None for _ in later]
+        self.is_whole = not (self._output_gradients and any(x.dtype == tf.resource for x in self._captured))
+        own = [*_tensors(given), *self._output_gradients]
+        self._common, self._forward, self._backward = _parts(graph, own, forward, self._outputs, self._input_gradients)
 
     def __call__(self, arguments: Any) -> Any:
         import tensorflow as tf
 
         graph = tf.compat.v1.get_default_graph()
         given = [_in(graph, x) for x in (*_tensors(arguments), *self._captured)]
-        run = tf.custom_gradient(self._run) if self._above else lambda *given: self._run(*given)[0]
+        run = tf.custom_gradient(self._run) if self._output_gradients else lambda *given: self._run(*given)[0]
         return _filled(self._result, run(*given))
 
     def _run(self, *given):
@@ -143,12 +146,13 @@ class _Function:
         known = {**dict(zip(_names(self._inputs), given, strict=True)), **self._in_common()}
         known |= self._forward(known)
 
-        def gradient(*above):
+        def gradient(*output_gradients):
             if record.could_possibly_record():  # the gradient may itself be differentiated
-                return self._traced(given, above)
-            found = {**known, **dict(zip(_names(self._above), _floats(above), strict=True)), **self._in_common()}
+                return self._traced(given, output_gradients)
+            found = dict(zip(_names(self._output_gradients), _floats(output_gradients), strict=True))
+            found = {**known, **found, **self._in_common()}
             found |= self._backward(found)
-            return [x if x is None else found[x.name] for x in self._below]
+            return [x if x is None else found[x.name] for x in self._input_gradients]
 
         return [known[name] for name in _names(self._outputs)], gradient
 
@@ -162,7 +166,7 @@ class _Function:
             self._common_in[graph] = self._common(dict(zip(_names(captured), self._captured, strict=True)))
         return self._common_in[graph]
 
-    def _traced(self, given, above):
+    def _traced(self, given, output_gradients):
         """The gradient, traced once more."""
         import tensorflow as tf
 
@@ -170,7 +174,7 @@ class _Function:
         with tf.GradientTape() as tape:
             tape.watch(_floats(sources))
             outputs = _tensors(self._function(*_filled(self._arguments, sources)))
-        return tape.gradient(outputs, sources, above)
+        return tape.gradient(outputs, sources, output_gradients)
 
 
 class _Part:
@@ -178,6 +182,7 @@ class _Part:
 
     Args:
       graph: The graph.
+      library: A `GraphDef` with the functions that its operators call.
       names: The names of the part's operators.
       results: The names of the tensors that the function gives.
 
@@ -185,10 +190,10 @@ class _Part:
       reads: The names of the tensors that the function takes.
     """
 
-    def __init__(self, graph: Any, names: set[str], results: list[str]):
+    def __init__(self, graph: Any, library: Any, names: set[str], results: list[str]):
         import tensorflow as tf
 
-        self._graph, self._results = graph, results
+        self._graph, self._library, self._results = graph, library, results
         self._ops = [op for op in graph.get_operations() if op.name in names]
         self.reads = sorted({x.name for op in self._ops for x in op.inputs if x.op.name not in names})
         given = [graph.get_tensor_by_name(name) for name in self.reads]
@@ -217,8 +222,7 @@ class _Part:
         import tensorflow as tf
 
         own, part = {op.name for op in self._ops}, tf.compat.v1.GraphDef()
-        part.CopyFrom(self._graph.as_graph_def())
-        del part.node[:]
+        part.CopyFrom(self._library)
         for op in self._ops:
             node = part.node.add()
             node.CopyFrom(op.node_def)
@@ -245,7 +249,8 @@ def _parts(graph, own, forward, outputs, gradients):
       outputs: What the function gives.
       gradients: What its gradient gives, and None.
     """
-    ops = {op.name: op for op in graph.get_operations()}
+    library, ops = graph.as_graph_def(), {op.name: op for op in graph.get_operations()}
+    del library.node[:]
     inputs = {op.name for op in ops.values() if op.type == "Placeholder"}
     stateful = {op.name for op in ops.values() if op.op_def.is_stateful}
     outputs, gradients = _names(outputs), _names(x for x in gradients if x is not None)
@@ -253,24 +258,24 @@ def _parts(graph, own, forward, outputs, gradients):
     follow = lambda names, following: _reached([ops[name] for name in names], following)  # noqa: E731
 
     computed = follow(inputs | stateful, lambda op: [] if op.type in SHAPES else _users(op))
-    known = {name for name in ops if name not in computed or ops[name].type in SHAPES}
+    static = {name for name in ops if name not in computed or ops[name].type in SHAPES}
     forward = follow(forward, _sources)
     needed = forward | follow(named(gradients), _sources)
-    common = needed - known - inputs - follow(named(x.name for x in own) | stateful, _users)
-    forward, backward = (some - known - inputs - common for some in (forward, needed - forward))
+    common = needed - static - inputs - follow(named(x.name for x in own) | stateful, _users)
+    forward, backward = (some - static - inputs - common for some in (forward, needed - forward))
 
-    def part(computed, results):
-        wanted = computed | named(results)
-        return _Part(graph, wanted | (follow(wanted, lambda op: [x for x in _sources(op) if x.name in known])), results)
+    def part(names, results):
+        results = list(dict.fromkeys(results))
+        names = names | named(results)
+        names |= follow(names, lambda op: [x for x in _sources(op) if x.name in static])
+        return _Part(graph, library, names, results)
 
-    own_results = [name for name in gradients if name.split(":")[0] in backward | known]
-    of_backward = part(backward, own_results)
-    kept = [name for name in (*of_backward.reads, *gradients) if name.split(":")[0] in forward]
-    own_results = [name for name in outputs if name.split(":")[0] in forward | known]
-    of_forward = part(forward, list(dict.fromkeys([*own_results, *kept])))
-    wanted = [*of_forward.reads, *of_backward.reads, *outputs, *gradients]
-    shared = list(dict.fromkeys(name for name in wanted if name.split(":")[0] in common))
-    return part(common, shared), of_forward, of_backward
+    of = lambda wanted, names: [name for name in wanted if name.split(":")[0] in names]  # noqa: E731
+    of_backward = part(backward, of(gradients, backward | static))
+    kept = of([*of_backward.reads, *gradients], forward)
+    of_forward = part(forward, [*of(outputs, forward | static), *kept])
+    read = [*of_forward.reads, *of_backward.reads, *outputs, *gradients]
+    return part(common, of(read, common)), of_forward, of_backward
 
 
 def _users(op):
@@ -291,12 +296,13 @@ def _reached(ops, following):
     return found
 
 
-def _gradients(outputs, inputs, above):
+def _gradients(outputs, inputs, output_gradients):
     """The gradients for inputs, None for a tensor that is not a number or does not matter."""
     import tensorflow as tf
 
     sources = _floats(inputs)
-    found = {x.ref(): g for x, g in zip(sources, tf.gradients(outputs, sources, above, NAME), strict=True)}
+    gradients = tf.gradients(outputs, sources, output_gradients, NAME)
+    found = {x.ref(): g for x, g in zip(sources, gradients, strict=True)}
     gradients = [found.get(x.ref()) for x in inputs]
     return [g if g is None else tf.convert_to_tensor(g) for g in gradients]
 
