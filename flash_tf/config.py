@@ -1,6 +1,8 @@
 """One experiment as frozen dataclasses, and the functions that read it from YAML."""
 
+import copy
 import dataclasses
+import functools
 import re
 import types
 import typing
@@ -278,7 +280,7 @@ def _read(name, before=()):
     path = _path(name)
     if path in before:
         raise ValueError(f"{path}: its base leads back to this file")
-    values = strict_yaml.load(path.read_bytes(), str(path))
+    values = copy.deepcopy(_values(path.read_bytes(), str(path)))
     if not isinstance(values, dict):
         raise ValueError(f"{path}: a config must be a mapping with model, data, …, got {type(values).__name__}")
     if "base" not in values:
@@ -286,6 +288,9 @@ def _read(name, before=()):
     if not isinstance(base := values.pop("base"), str):
         raise ValueError(f"{path}: base must be the name of a config, got {base!r}")
     return path, config_merge.merge(_read(base, (*before, path))[1], values)
+
+
+_values = functools.lru_cache(maxsize=512)(strict_yaml.load)  # many configs have one base
 
 
 def _path(name):
