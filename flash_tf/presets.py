@@ -3,7 +3,7 @@
 import importlib
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,14 +69,14 @@ def load(cls: type, directory: str, options: dict) -> keras.Model:
     try:
         found = json.loads((folder / CONFIG).read_text("utf-8"))
         quantized = found["config"]["dtype"]["class_name"] == "DTypePolicyMap"
-        model = keras.saving.deserialize_keras_object({**found, "config": {**found["config"], **options}})
+        whole = {**found, "config": {**found["config"], **options}}
+        model = unfilled(lambda: keras.saving.deserialize_keras_object(whole))
     except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{folder / CONFIG} is not the config of a model: {' '.join(str(error).split())}") from error
     if quantized and "dtype" in options:
         raise ValueError(f"{directory} has a quantized model: it needs its own dtype, got dtype={options['dtype']!r}")
     if not isinstance(model, cls):
         raise ValueError(f"{directory} has a {type(model).__name__}, not a {cls.__name__}")
-    model.build()
     try:
         model.load_weights(folder / WEIGHTS)
     except (OSError, KeyError, ValueError) as error:
@@ -85,6 +85,21 @@ def load(cls: type, directory: str, options: dict) -> keras.Model:
         what = f"does not fit {given}" if given else f"is damaged, or does not belong to {CONFIG}"
         raise ValueError(f"{folder / WEIGHTS} {what}: {line}") from error
     model.tokenizer = read_tokenizer(directory, model.vocabulary_size)
+    return model
+
+
+def unfilled(make: Callable[[], keras.Model]) -> keras.Model:
+    """The model that `make` gives, built, whose weights are zero until they are read.
+
+    Drawing random numbers takes longer than reading weights. For a model of 110 M parameters on two cores it takes
+    three seconds.
+    """
+    with keras.StatelessScope():  # where it ends, Keras gives each variable what its initializer says
+        model = make()
+        if isinstance(model, keras.Model) and not model.built:
+            model.build()
+        for variable in getattr(model, "weights", ()):
+            variable._initializer = keras.initializers.Zeros()  # no public function sets it
     return model
 
 
