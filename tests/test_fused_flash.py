@@ -94,6 +94,7 @@ LAYER = {"chunk_size": 16, "key_dim": 16, "causal": True}
 
 
 @pytest.mark.parametrize("options", tiers.thinned([{}, {"rotary_heads": "local", "use_bias": False}], {}), ids=str)
+@tiers.full_on_jax
 def test_a_layer_trains_with_them_as_with_einsums(options, interpreted, monkeypatch):
     monkeypatch.setattr(programs, "obstacle", lambda names, m: None)
     given = {**LAYER, **options}

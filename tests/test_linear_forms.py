@@ -36,6 +36,7 @@ def with_decays(arrays, log_decay):
 
 
 @each_kernel
+@tiers.full_on_jax
 def test_the_chunk_is_of_the_implementation_and_not_of_the_function(spec):
     arrays = inputs(spec, n=71)
     want = ORACLES[spec.name](**arrays, **CAUSAL)

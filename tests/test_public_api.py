@@ -131,6 +131,7 @@ def test_a_model_without_a_tokenizer_has_none_after_loading(saved, tmp_path):
     assert ft.load(tmp_path / "functional.keras").tokenizer is None
 
 
+@pytest.mark.full
 def test_pieces_of_a_stream_join_to_what_generate_adds(saved):
     model, _ = saved
     text = model.tokenizer.decode(model.tokenize(["ab cde"])[0])

@@ -35,6 +35,7 @@ def product(dense, x):
 @pytest.mark.parametrize("layout", ["whole", "padded", "packed"])
 @pytest.mark.parametrize("rotary", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
+@tiers.full_on_jax
 def test_the_layer_is_its_formula(causal, rotary, layout):
     layer, x, masked = made(causal=causal, rotary=rotary, random_features=20), 0.5 * normal(B, N, D), masks(layout)
     positions = np.broadcast_to(np.arange(N)[None] + 3, (B, N)).astype("int32")

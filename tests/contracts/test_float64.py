@@ -8,7 +8,7 @@ from keras import ops
 from flash_tf.layers.mixers import MIXERS
 from tests import tiers
 from tests.backends import to_numpy
-from tests.contracts.test_masks import D, every_mixer, randomized
+from tests.contracts.test_masks import D, randomized, some_mixers
 from tests.contracts.test_mixers import defaults
 from tests.contracts.test_models import EVERY, model_of, rows_of
 from tests.numerics import FLOAT32, ROUNDED, relative_error
@@ -23,7 +23,7 @@ def rounding(function, x):
     return np.max(np.abs(before - 2 * at + after)) / np.max(np.abs(at))
 
 
-@every_mixer
+@some_mixers
 def test_a_layer_of_float64_is_the_layer_of_float32_with_fewer_roundings(kind, causal):
     keras.utils.set_random_seed(0)
     options = {**defaults(MIXERS.get(kind)), "causal": causal}

@@ -288,6 +288,7 @@ def test_padding_on_the_right_equals_a_shorter_text(spec, case):
 
 
 @one_masked
+@tiers.full_on_jax
 def test_a_row_of_padding_gives_zeros_and_finite_gradients(spec, case):
     # If causal, the first tokens of the second row have no key either.
     arrays, mask = inputs(spec), np.stack([np.zeros(N, bool), np.arange(N) >= 5])

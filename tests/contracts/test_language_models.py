@@ -20,6 +20,7 @@ each_model = pytest.mark.parametrize("kind", KINDS)
 
 
 @pytest.mark.parametrize("kind", tiers.thinned(KINDS, "masked_lm"))  # the other reads the same dictionary, and one less
+@tiers.full_on_jax
 def test_fit_on_dictionaries_makes_the_loss_fall_in_one_epoch(kind):
     model, rng = model_of(kind, depth=1), np.random.default_rng(0)
     text = (rng.integers(0, V, [64, 1]) + np.arange(N + 1)).astype("int32") % V  # each token is the one before plus 1

@@ -137,6 +137,7 @@ def test_every_option_is_in_the_config_and_survives_a_round_trip(kind):
 @pytest.mark.parametrize(
     "all_changed", [pytest.param(False, id="plain", marks=pytest.mark.full), pytest.param(True, id="changed")]
 )
+@tiers.full_on_jax
 def test_a_saved_model_comes_back_as_another_object_with_equal_outputs(kind, all_changed, tmp_path):
     model, ids = model_of(kind, **(changed(kind) if all_changed else {})), rows_of(kind)
     model.save(tmp_path / "model.keras")

@@ -293,6 +293,7 @@ def test_prompts_of_different_lengths_go_on_together(kind):
 
 
 @one_of_each_state
+@tiers.full_on_jax
 def test_rows_of_a_models_state_can_be_gathered_and_go_on(kind):
     model, ids, order = model_of(kind), token_ids(B, N), [1, 1]
     _, state = extender(model)(ids[:, :19], begun(model))

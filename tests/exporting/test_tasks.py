@@ -27,6 +27,7 @@ def exported(run, folder, **options):
     return about, tf.saved_model.load(str(folder))
 
 
+@pytest.mark.full
 def test_the_classes_of_texts_pairs_and_ids_are_those_that_predict_gives(tmp_path):
     run = run_of(tmp_path, {"type": "classifier", "classes": 3}, labels=["x", "y", "z"])
     about, loaded = exported(run, tmp_path / "out")

@@ -60,6 +60,7 @@ def text_of(folder):
     return (folder / "validation.txt").read_text().splitlines()[0]
 
 
+@pytest.mark.full
 def test_plot_prints_a_table_and_the_files_that_it_wrote(trained):
     places = [trained / name for name in ("flash", "tpp")]
     out = printed(trained, "plot", *places, "--out", trained / "curves")

@@ -128,6 +128,7 @@ def test_accumulated_scores_are_the_weights_on_the_tokens_around_a_query():
     assert scores_of(without) == pytest.approx(measures.RATIOS)
 
 
+@pytest.mark.full
 def test_layers_of_different_mixers_are_in_one_table_and_picture():
     both = [FLASH, {"type": "diag_attention", "heads": 2, "chunk_size": 8}]
     found = inspection.read(model("flash", mixer=both), Letters(), "abcdefghijkl" * 5, longest=64)

@@ -93,6 +93,7 @@ def test_files_that_no_run_wrote_are_left_alone(tmp_path, name):
     assert os.listdir(tmp_path / "model") == [name]
 
 
+@pytest.mark.full
 def test_the_same_config_goes_on_with_what_may_change(copy):
     options = ("train.keep=1", "train.steps_per_loop=3", "evaluation.every=8", f"data.cache={copy}/tokens")
     status, _, err = train(copy, *options)

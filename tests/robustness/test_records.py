@@ -78,6 +78,7 @@ def copy(run, tmp_path):
     return tmp_path / "model"
 
 
+@pytest.mark.full
 def test_a_run_whose_checkpoints_are_missing_begins_again_and_keeps_the_old_records(run, copy):
     """Its checkpoints were moved to another disk, but for one that lost its marker."""
     kept = copy / "checkpoints/step-00000006"

@@ -147,6 +147,7 @@ def test_a_disk_that_fills_while_saving_ends_the_run_with_a_line_and_leaves_earl
     assert len(runs.losses(copy / "model")) == 8
 
 
+@pytest.mark.full
 def test_a_folder_in_which_a_first_try_failed_takes_the_mended_config(tmp_path):
     runs.corpus(tmp_path)
     path = runs.write(tmp_path, model={"depth": 1}, train={"steps": 1})

@@ -112,6 +112,7 @@ def test_a_text_of_twenty_thousand_tokens_is_continued_as_one_pass_says(trained)
     assert_said_by_one_pass(model, np.concatenate([prompt, tokens[0]]), len(prompt), logits[0])
 
 
+@pytest.mark.full
 def test_text_goes_in_and_comes_out(small):
     model, tokenizer, _, folder = small
     words = (folder.parent / "train.txt").read_text().split()[:4]

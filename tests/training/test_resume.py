@@ -68,6 +68,7 @@ def test_the_lengths_of_loops_change_no_bit_of_a_run_that_xla_compiles(tmp_path)
     assert len({tuple(record) for record in one[0]}) == 6
 
 
+@pytest.mark.full
 def test_a_signal_during_tokenizing_ends_the_run_at_once_and_the_same_command_goes_on(tmp_path, monkeypatch):
     runs.corpus(tmp_path)
     path, batches = runs.write(tmp_path, model=runs.SMALLEST), token_cache.text_batches

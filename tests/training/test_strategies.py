@@ -46,6 +46,7 @@ def test_two_replicas_give_the_loss_curve_of_one_device_for_a_masked_model(singl
     assert_same_curve(tmp_path / "two", single / "one")
 
 
+@pytest.mark.full
 def test_two_replicas_give_the_loss_curve_of_one_device_for_a_causal_model_of_packed_documents(tmp_path):
     path = write(tmp_path, **CAUSAL)
     rare = ("train.checkpoint_every=8", "evaluation.every=null")
