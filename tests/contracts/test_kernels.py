@@ -315,6 +315,7 @@ def test_packed_documents_equal_themselves_alone(spec, case):
 
 @each_stream
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.full)])
+@tiers.full_on_jax
 def test_a_stream_in_random_pieces_equals_the_whole(spec, case, dtype):
     arrays = inputs(spec)
     want, bound = exact(spec, case)["out"], FLOAT32
@@ -353,6 +354,7 @@ def test_rows_of_a_stream_take_different_numbers_of_tokens(spec, case):
 
 
 @one_stream
+@tiers.full_on_jax
 def test_a_step_without_real_tokens_leaves_the_state_bit_for_bit(spec, case):
     arrays = inputs(spec)
     _, before = extend(spec, case, start(spec, case, B, N), tokens(spec, arrays, 0, 19))
@@ -388,6 +390,7 @@ def test_a_step_of_a_stream_compiles_under_xla(spec, case):
 
 @each_stream
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@tiers.full_on_jax
 def test_a_state_has_the_bytes_that_its_spec_says(spec, case, dtype):
     itemsize = {"float32": 4, "bfloat16": 2}[dtype]
     said = {n: spec.state_bytes({**SIZES, "n": n}, case, itemsize) for n in (N, 1_000, 100_000)}

@@ -155,6 +155,7 @@ def test_positions_may_be_given(cls, options):
 
 @each_stream
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+@tiers.full_on_jax
 def test_the_state_of_a_mixer_has_the_bytes_that_it_says(cls, options, policy):
     layer = built(cls, options, policy)
     said = {n: layer.state_bytes(n, 4 if policy == "float32" else 2) for n in (1, N)}

@@ -102,6 +102,17 @@ def test_a_preset_brings_its_tokenizer_and_takes_other_options(tmp_path):
     assert sorted(path.name for path in (tmp_path / "preset").iterdir()) == names[:3]
 
 
+def test_no_weight_is_drawn_at_random_before_it_is_read_and_dropout_draws_as_ever(tmp_path, monkeypatch):
+    model = model_of("causal-flash")
+    model.save_to_preset(str(tmp_path / "preset"))
+    with monkeypatch.context() as patch:
+        patch.setattr(keras.initializers.RandomNormal, "__call__", None)
+        again = LanguageModel.from_preset(str(tmp_path / "preset"), dropout=0.5)
+    assert relative_error(to_numpy(again(IDS)), to_numpy(model(IDS))) < FLOAT32
+    outputs = [to_numpy(again(IDS, training=True)) for _ in range(2)]
+    assert relative_error(outputs[0], outputs[1]) > 0.1
+
+
 def test_a_preset_takes_the_place_of_one_from_before_manifests_and_of_no_other_file(tmp_path):
     model = model_of("causal-flash")
     model.save_to_preset(str(tmp_path))
