@@ -17,9 +17,8 @@ ALSO_ON_JAX := $(LARGEST) tests/contracts/test_models.py tests/contracts/test_la
 # How fast XLA compiles is how long the tests on JAX take, and a part of those on TensorFlow.
 SOON := --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true
 ON_JAX := KERAS_BACKEND=jax JAX_ENABLE_X64=1 XLA_FLAGS="--xla_cpu_use_fusion_emitters=false $(SOON)"
-# Each of the two processes has a core, and oneDNN generates code for each new shape, a fifth of the time of kernels and
-# mixers. `make test-all` leaves XLA, oneDNN and the threads as users have them.
-ON_TENSORFLOW := TF_ENABLE_ONEDNN_OPTS=0 TF_NUM_INTRAOP_THREADS=1 OMP_NUM_THREADS=1 XLA_FLAGS="$(SOON)"
+# Each of the two processes has a core; `make test-all` leaves XLA and the threads as users have them.
+ON_TENSORFLOW := TF_NUM_INTRAOP_THREADS=1 OMP_NUM_THREADS=1 XLA_FLAGS="$(SOON)"
 MASKED_CODE := scripts/masked_code.txt
 
 .PHONY: help quickstart lint test test-all test-faults docs tpu-check clean

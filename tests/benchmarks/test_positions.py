@@ -10,7 +10,7 @@ from keras import ops
 
 from benchmarks import positions, result_files
 from flash_tf.training.restore import restore
-from tests import numerics
+from tests import numerics, tiers
 from tests.backends import to_numpy
 from tests.exporting import models
 
@@ -66,7 +66,7 @@ def by_hand(run, novels):
     return np.stack(each)
 
 
-@pytest.mark.parametrize("name", ["flash", "transformer_plus_plus"])
+@pytest.mark.parametrize("name", tiers.thinned(["flash", "transformer_plus_plus"], "flash"))
 def test_each_bucket_has_the_mean_of_passes_over_whole_stretches(name, runs, novels, tmp_path):
     status, (row,) = read([runs[name]], novels, tmp_path / "found.jsonl")
     each = by_hand(runs[name], novels)

@@ -118,7 +118,9 @@ def test_a_chunk_of_the_model_is_timed_and_the_config_stays(tmp_path):
             "needs a mixer with a block_size or a chunk_size, and self_attention",
         ),
         (LINEAR, ["--steps", "1"], "tune needs --steps >= 2 and sizes >= 1, got 1 and"),
-        (LINEAR, ["--sizes", "0"], r"tune needs --steps >= 2 and sizes >= 1, got 5 and \[0\]"),
+        pytest.param(
+            LINEAR, ["--sizes", "0"], r"tune needs --steps >= 2 and sizes >= 1, got 5 and \[0\]", marks=pytest.mark.full
+        ),
     ],
 )
 def test_what_cannot_be_tuned_is_said_in_a_line(tmp_path, mixer, arguments, line):

@@ -313,7 +313,7 @@ def test_packed_documents_equal_themselves_alone(spec, case):
         assert relative_error(packed[:, first : first + length], alone) < FLOAT32
 
 
-@each_stream
+@one_stream
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.full)])
 @tiers.full_on_jax
 def test_a_stream_in_random_pieces_equals_the_whole(spec, case, dtype):

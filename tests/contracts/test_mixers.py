@@ -316,6 +316,7 @@ def test_a_feedforward_layer_sees_each_token_alone(cls, options):
 @each_mixer
 # A mask alone: `test_masks` puts what is no number there.
 @pytest.mark.parametrize("layout", tiers.thinned(["padded", "packed"], "packed"))
+@pytest.mark.full
 def test_garbage_at_padding_changes_no_output(cls, options, layout):
     layer, x, masked = built(cls, options), normal(B, N, D), masks(layout)
     if layout == "packed" and not packs(layer):

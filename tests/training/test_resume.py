@@ -102,6 +102,7 @@ def test_a_signal_during_an_evaluation_saves_its_step_and_the_same_command_evalu
     assert f"going on from step {steps}" in shown and f"step {steps}  validation loss" in shown
 
 
+@pytest.mark.full
 def test_an_error_of_an_evaluation_loses_no_step(tmp_path):
     runs.corpus(tmp_path)
     path = runs.write(tmp_path, model=runs.SMALLEST, train={"checkpoint_every": 100})
