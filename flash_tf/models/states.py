@@ -69,5 +69,5 @@ def _number(x):
     largest = ops.max(x)
     try:
         return int(largest)
-    except (TypeError, AttributeError, NotImplementedError):
+    except TypeError:
         return None

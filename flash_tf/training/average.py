@@ -38,7 +38,7 @@ def average(model_dir: str, last: int, out: str, report: Callable[[str], None]) 
     config = run_directory.load_config(model_dir)
     owned_files.check_folder(out, WRITER, _older)  # before the work
     tokenizer = load_tokenizer(config, model_dir)
-    variables = {v.path: v for v in presets.unfilled(lambda: modelling.make_model(config)).weights}
+    variables = {v.path: v for v in modelling.make_model(config, presets.build_unfilled).weights}
     steps, sums = _sums(model_dir, tokenizer, variables, last, config.train.keep, report)
     if len(steps) < last:
         raise ValueError(

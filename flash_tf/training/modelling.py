@@ -2,6 +2,8 @@
 
 import dataclasses
 import inspect
+from collections.abc import Callable
+from operator import methodcaller
 
 import keras
 
@@ -60,11 +62,11 @@ def model_extras(config: Config) -> dict:
     return {"max_length": config.data.sequence_length} if learned else {}
 
 
-def make_model(config: Config) -> keras.Model:
-    """The config's model, with its weights."""
+def make_model(config: Config, build: Callable[[keras.Model], None] = methodcaller("build")) -> keras.Model:
+    """The config's model, with the weights that `build` makes."""
     extras = {"dtype": config.train.precision, "name": config.model["type"]}
     model = MODELS.build(config.model, **model_extras(config), **extras)
-    model.build()
+    build(model)
     return model
 
 

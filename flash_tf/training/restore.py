@@ -60,7 +60,7 @@ def restore(
             raise ValueError(f"{model_dir} needs checkpoints, got weights of an exported step, which are read no more")
         raise ValueError(f"{model_dir} has no checkpoint yet: `flash-tf train` saves one")
     tokenizer = load_tokenizer(config, model_dir)
-    model = presets.unfilled(lambda: modelling.make_model(config))
+    model = modelling.make_model(config, presets.build_unfilled)
     model.tokenizer = tokenizer
     notes = _restored({v.path: v for v in model.weights}, checkpoints, checkpoint)
     check_tokenizer(tokenizer, notes, model_dir)
