@@ -105,6 +105,33 @@ def test_a_program_that_reads_and_writes_has_the_products_of_one_whose_layers_ar
     assert equal(called, traced, token_ids())
 
 
+def by_layer(function, *arguments):
+    """A program of TensorFlow whose layers XLA compiles, one by one."""
+    with forward_only(by_layer=True):
+        return tf.function(function, autograph=False).get_concrete_function(*arguments)
+
+
+def compiled_alone(concrete):
+    """The names of the functions that a program has XLA compile, at each call of them."""
+    nodes = concrete.graph.as_graph_def().node
+    return [node.attr["f"].func.name for node in nodes if node.attr["_XlaMustCompile"].b]
+
+
+@pytest.mark.parametrize(("cls", "options"), tiers.of_kinds(CAUSAL, "flash"))
+def test_xla_reads_a_prompt_layer_by_layer_as_a_program_without_xla(cls, options):
+    model = made(mixer=options_of(cls, options))
+    if model.obstacle is not None:
+        pytest.skip(model.obstacle)
+    valid = tf.constant([N, 9])
+
+    def read(ids):
+        return model.extend(ids, model.initial_state(B, N + 5 if model.grows else None), valid, last=True)
+
+    called = by_layer(read, token_ids())
+    assert len(compiled_alone(called)) >= 3 and len({*compiled_alone(called)}) <= 2  # one may be of what all share
+    assert equal(called, program(read, token_ids()), token_ids())
+
+
 @pytest.mark.parametrize(("cls", "options"), tiers.of_kinds(ANY, "linformer"))
 def test_a_program_that_encodes_has_the_products_of_one_whose_layers_are_all_traced(cls, options, monkeypatch):
     kind = "causal_lm" if is_causal(cls, options) else "masked_lm"
@@ -236,6 +263,21 @@ X = np.random.default_rng(0).normal(size=(2, 4)).astype("float32")
 def in_program(gradients, *arguments):
     """Gradients in a program, and by TensorFlow's eager execution, which traces nothing."""
     return tf.function(gradients, autograph=False)(*arguments), gradients(*arguments)
+
+
+def test_xla_compiles_layers_that_are_alike_once_and_others_alone():
+    layers, x = dense(6), tf.constant(X)
+    called = by_layer(lambda x: through(layers, x), x)
+    names = compiled_alone(called)
+    assert len(names) == 6 and len({*names}) == 1
+    assert equal(called, program(lambda x: through(layers, x), x), x)
+    layers[3][0].activation = keras.activations.relu
+    called = by_layer(lambda x: through(layers, x), x)
+    names = compiled_alone(called)
+    assert len(names) == 6 and len({*names}) == 2 and names.count(names[3]) == 1
+    assert equal(called, program(lambda x: through(layers, x), x), x)
+    assert len({*compiled_alone(by_layer(lambda x: through(layers[:2], x), x))}) == 2
+    assert not compiled_alone(program(lambda x: through(layers, x), x))
 
 
 def test_a_gradient_goes_to_tensors_that_all_layers_read():

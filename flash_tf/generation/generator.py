@@ -45,10 +45,11 @@ class Generator:
         chosen_by = _sampler(sampler)
         max_new_tokens, seed, stop_tokens = self._integers(max_new_tokens, seed, stop_tokens)
         ids, lengths = self._aligned(prompts, max_new_tokens)
-        draws = _draws(seed, len(ids), max_new_tokens)
-        key = ("whole", ids.shape, max_new_tokens, chosen_by, tuple(stop_tokens))
-        whole = lambda *arrays: self._whole(*arrays, max_new_tokens, chosen_by, stop_tokens)  # noqa: E731
-        chosen = self._programs.run(key, whole, *map(ops.convert_to_tensor, (ids, lengths, draws)))
+        draws = ops.convert_to_tensor(_draws(seed, len(ids), max_new_tokens))
+        capacity = self._capacity(ids.shape[1], max_new_tokens)
+        rest = lambda *given: self._rest(*given, max_new_tokens, chosen_by, stop_tokens)  # noqa: E731
+        key = ("rest", len(ids), capacity, max_new_tokens, chosen_by, tuple(stop_tokens))
+        chosen = self._programs.run(key, rest, *self._read(ids, lengths, capacity), draws)
         return [_before(row, stop_tokens) for row in ops.convert_to_numpy(chosen).tolist()]
 
     def stream(
@@ -72,11 +73,11 @@ class Generator:
     def _tokens(self, ids, lengths, draws, sampler, stop_tokens):
         """The tokens of `stream`. After the first one, a program chooses a few at a time: a call of it has its cost."""
         capacity = self._capacity(ids.shape[1], draws.shape[1])
-        begin = lambda *arrays: self._begin(*arrays, capacity)  # noqa: E731
+        hold = lambda state: cast_weights(self._model, state)  # noqa: E731
         few = lambda *given: self._few(*given, sampler)  # noqa: E731
-        sizes, going_on = (len(ids), capacity, sampler), np.ones(len(ids), bool)
-        run = self._programs.run
-        logits, held, state = run(("begin", ids.shape, capacity), begin, *map(ops.convert_to_tensor, (ids, lengths)))
+        run, sizes = self._programs.run, (len(ids), capacity)
+        held, going_on = None, np.ones(len(ids), bool)
+        logits, state = self._read(ids, lengths, capacity)
         tokens = sampler(logits, ops.convert_to_tensor(draws[:, 0]))
         found, at = ops.convert_to_numpy(tokens)[:, None], 1
         while True:
@@ -88,30 +89,33 @@ class Generator:
             count = min(FEW, draws.shape[1] - at)
             if count == 0:
                 return
+            if held is None:  # the first token is shown by now
+                held = run(("hold", *sizes), hold, state, by_layer=True)
             next_draws = np.pad(draws[:, at : at + count], ((0, 0), (0, FEW - count)))
             given = (held, tokens, state, *map(ops.convert_to_tensor, (next_draws, np.int32(count))))
-            chosen, tokens, state = run(("few", *sizes), few, *given)
+            chosen, tokens, state = run(("few", *sizes, sampler), few, *given)
             found, at = ops.convert_to_numpy(chosen)[:, :count], at + count
 
     def _few(self, held, tokens, state, draws, count, sampler):
         choose = lambda logits, step: sampler(logits, ops.take(draws, step, axis=1))  # noqa: E731
         return decode_on(self._model, held, tokens, state, FEW, choose, count=count)
 
-    def _whole(self, ids, lengths, draws, steps, sampler, stop_tokens):
-        logits, state = self._read(ids, lengths, self._capacity(ids.shape[1], steps))
+    def _rest(self, logits, state, draws, steps, sampler, stop_tokens):
         if isinstance(sampler, BeamSearch):
             return sampler(self._model, logits, state, steps, stop_tokens)
         choose = lambda logits, step: sampler(logits, ops.take(draws, step, axis=1))  # noqa: E731
         return continuation(self._model, logits, state, steps, choose, stop_tokens)
 
-    def _begin(self, ids, lengths, capacity):
-        logits, state = self._read(ids, lengths, capacity)
-        return logits, cast_weights(self._model, state), state
-
     def _read(self, ids, lengths, capacity):
-        state = self._model.initial_state(ids.shape[0], capacity)
-        logits, state = self._model.extend(ids, state, lengths, last=True)
-        return logits[:, 0], state
+        """The logits after each prompt, `[b, V]`, and the state."""
+
+        def read(ids, lengths):
+            state = self._model.initial_state(ids.shape[0], capacity)
+            logits, state = self._model.extend(ids, state, lengths, last=True)
+            return logits[:, 0], state
+
+        given = map(ops.convert_to_tensor, (ids, lengths))
+        return self._programs.run(("read", ids.shape, capacity), read, *given, by_layer=True)
 
     def _capacity(self, tokens, steps):
         return tokens + steps if self._model.grows else None
@@ -170,10 +174,10 @@ class Programs:
         if list(map(id, variables)) != list(map(id, self._variables)):
             self._variables, self._programs = variables, {}
 
-    def run(self, key: Hashable, function: Callable, *arguments) -> Any:
-        """Runs `function` of nested tensors as a program, compiled at the first use of `key`."""
+    def run(self, key: Hashable, function: Callable, *arguments, by_layer: bool = False) -> Any:
+        """Runs `function` of nested tensors as a program, compiled at the first use of `key`; see `compiled`."""
         if key not in self._programs:
-            self._programs[key] = compiled(self._model, function, *arguments)
+            self._programs[key] = compiled(self._model, function, *arguments, by_layer=by_layer)
         return self._programs[key](*arguments)
 
 
@@ -183,15 +187,32 @@ def rounded_up(tokens: int) -> int:
     return -(-tokens // step) * step
 
 
-def compiled(model: keras.Model, function: Callable, *arguments) -> Callable:
-    """`function`, which calls `model`, as one program for such arguments: by XLA on a GPU and with JAX."""
+def compiled(model: keras.Model, function: Callable, *arguments, by_layer: bool = False) -> Callable:
+    """`function`, which calls `model`, as one program for such arguments: by XLA on a GPU and with JAX.
+
+    Args:
+      model: The model.
+      function: Of nested tensors.
+      *arguments: An example.
+      by_layer: For a program that is called once: on a GPU XLA compiles the model's layers one by one, those that are
+        alike once.
+    """
     if keras.backend.backend() == "jax":
         return _on_jax(model, function)
     import tensorflow as tf
 
-    on_gpu = bool(tf.config.list_logical_devices("GPU"))
-    with forward_only():
-        return tf.function(function, autograph=False, jit_compile=on_gpu).get_concrete_function(*arguments)
+    xla = takes_xla()
+    by_layer = xla and by_layer
+    with forward_only(by_layer):
+        program = tf.function(function, autograph=False, jit_compile=xla and not by_layer)
+        return program.get_concrete_function(*arguments)
+
+
+def takes_xla() -> bool:
+    """Whether XLA compiles the programs of TensorFlow: on a GPU."""
+    import tensorflow as tf
+
+    return bool(tf.config.list_logical_devices("GPU"))
 
 
 def _on_jax(model, function):

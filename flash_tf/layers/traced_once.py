@@ -11,6 +11,7 @@ the layer is computed once for all.
 
 import contextlib
 import contextvars
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,16 +22,24 @@ NAME = "gradient_tape"  # of what gives gradients, as TensorFlow names it elsewh
 PLAIN = (bool, int, float, str, type(None))
 SHAPES = {"Shape", "ShapeN", "Size", "Rank"}  # operators whose results XLA knows when it compiles
 _FORWARD_ONLY = contextvars.ContextVar("forward_only", default=False)
+_BY_LAYER = contextvars.ContextVar("by_layer", default=False)
 
 
 @contextlib.contextmanager
-def forward_only() -> Iterator[None]:
-    """Says that no gradient is taken through the programs that are traced inside: they need no backward pass."""
-    before = _FORWARD_ONLY.set(True)
+def forward_only(by_layer: bool = False) -> Iterator[None]:
+    """Says that no gradient is taken through the programs that are traced inside: they need no backward pass.
+
+    Args:
+      by_layer: Whether XLA compiles every layer as a program of its own, and layers that are alike once. The programs
+        around them must be TensorFlow's. A program that XLA compiles as a whole has a copy of each layer: it runs
+        faster, and takes far longer to compile.
+    """
+    before = _FORWARD_ONLY.set(True), _BY_LAYER.set(by_layer)
     try:
         yield
     finally:
-        _FORWARD_ONLY.reset(before)
+        _FORWARD_ONLY.reset(before[0])
+        _BY_LAYER.reset(before[1])
 
 
 def function_attributes() -> dict[str, bool]:
@@ -63,24 +72,32 @@ class TracedOnce:
 
     def __call__(self, layers: Sequence[keras.layers.Layer], *arguments: Any) -> Any:
         if not self._alike or _kinds(layers) != self._kind:
-            return self._call(layers, *arguments)
+            return self._alone(layers, *arguments)
         import tensorflow as tf
 
         given = [v.value for v in _variables(layers)], *arguments
         given = tf.nest.map_structure(lambda x: x if x is None else tf.convert_to_tensor(x), given)
         if _carry_more(arguments, given):
-            return self._call(layers, *arguments)
+            return self._alone(layers, *arguments)
         like = str(tf.nest.map_structure(lambda x: x if x is None else tf.TensorSpec(x.shape, x.dtype), given))
         if like not in self._functions:
             self._functions[like] = _Function(self._from_values, given, with_gradient=not _FORWARD_ONLY.get())
             self._alike = self._alike and self._functions[like].is_whole
         if not self._alike:
-            return self._call(layers, *arguments)
+            return self._alone(layers, *arguments)
         result, changed = self._functions[like](given)
         for v, value in zip(_variables(layers), changed, strict=True):
             if value is not None:
                 v.assign(value)
         return result
+
+    def _alone(self, layers, *arguments):
+        """The result of layers that are traced for themselves."""
+        if not _BY_LAYER.get():
+            return self._call(layers, *arguments)
+        import tensorflow as tf
+
+        return tf.function(functools.partial(self._call, layers), autograph=False, jit_compile=True)(*arguments)
 
     def _from_values(self, values, *arguments):
         """The function of the first layers with the values of others, and what it changes of these values."""
@@ -198,7 +215,8 @@ class _Part:
         self.reads = sorted({x.name for op in self._ops for x in op.inputs if x.op.name not in names})
         given = [graph.get_tensor_by_name(name) for name in self.reads]
         specs = [tf.TensorSpec(x.shape, x.dtype) for x in given]
-        function = tf.function(self._copied, autograph=False, experimental_attributes=function_attributes())
+        options = {"jit_compile": True} if _BY_LAYER.get() else {"experimental_attributes": function_attributes()}
+        function = tf.function(self._copied, autograph=False, **options)
         self._function = function.get_concrete_function(*specs) if results else None
 
     def __call__(self, known: dict[str, Any]) -> dict[str, Any]:

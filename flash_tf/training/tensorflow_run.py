@@ -3,12 +3,14 @@
 import contextlib
 import dataclasses
 from collections.abc import Iterator
+from operator import methodcaller
 
 import keras
 import numpy as np
 import orbit
 import tensorflow as tf
 
+from flash_tf import presets
 from flash_tf.config import Config
 from flash_tf.data.prepared_input import PreparedStream
 from flash_tf.data.sources import SOURCES
@@ -72,8 +74,9 @@ def open_run(
     chief = is_chief(strategy)
     start, tokenizer = enter(config, model_dir, checkpoints, chief=chief, extends=extends, report=progress.line)
     keras.utils.set_random_seed(config.train.seed)
+    build = presets.build_unfilled if checkpoints.steps() else methodcaller("build")
     with strategy.scope():
-        model = modelling.make_model(config)
+        model = modelling.make_model(config, build)
         trained = {v.path: v.value for v in model.trainable_variables}
         parts = compiles_parts(config, model, strategy)
         optimizer = AdamW(config.optimizer, config.train.steps, trained, jit_compile=parts)

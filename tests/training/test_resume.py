@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 
+import keras
 import pytest
 import tensorflow as tf
 from etils import epath
@@ -41,6 +42,20 @@ def test_steps_after_a_resume_equal_those_of_a_run_without_a_stop(tmp_path, sect
     runs.finish(whole)
     assert len(runs.losses(tmp_path / "whole")) == 8
     runs.same(tmp_path / "whole", tmp_path / "halves")
+
+
+def test_a_run_that_goes_on_draws_no_weights_before_it_reads_them(tmp_path, monkeypatch):
+    runs.corpus(tmp_path)
+    path = runs.write(tmp_path, model={"type": "causal_lm", **runs.SMALLEST})
+    run, _ = runs.opened(path, tmp_path / "run")
+    run.save()
+    saved = run.values
+    monkeypatch.setattr(keras.initializers.RandomNormal, "__call__", None)
+    again, _ = runs.opened(path, tmp_path / "run")
+    found = again.values
+    assert all((saved[name] == found[name]).all() for name in saved) and saved.keys() == found.keys()
+    with pytest.raises(TypeError):
+        runs.opened(path, tmp_path / "new")
 
 
 def in_loops(path, folder, lengths):
