@@ -261,6 +261,13 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message):
         self.exit(2, f"flash-tf: {' '.join(message.split())}; see {self.prog} --help\n")
 
+    def parse_known_args(self, args=None, namespace=None):
+        """All arguments. A command refuses unknown ones, which argparse leaves to the parser of all commands."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
