@@ -12,7 +12,7 @@ from keras import ops
 from flash_tf.generation.beam import BeamSearch
 from flash_tf.generation.decoding import cast_weights, continuation, decode_on
 from flash_tf.generation.samplers import GREEDY, Sampler
-from flash_tf.layers.traced_once import forward_only
+from flash_tf.layers.traced_once import apart, forward_only
 
 FINEST = 32  # prompts are padded to a multiple of this, if they are not long
 MOST = 2**63 - 1  # the largest seed
@@ -78,7 +78,7 @@ class Generator:
         run, sizes = self._programs.run, (len(ids), capacity)
         held, going_on = None, np.ones(len(ids), bool)
         logits, state = self._read(ids, lengths, capacity)
-        tokens = sampler(logits, ops.convert_to_tensor(draws[:, 0]))
+        tokens = run(("first", len(ids), sampler), sampler, logits, ops.convert_to_tensor(draws[:, 0]))
         found, at = ops.convert_to_numpy(tokens)[:, None], 1
         while True:
             for column in found.T.tolist():
@@ -110,9 +110,9 @@ class Generator:
         """The logits after each prompt, `[b, V]`, and the state."""
 
         def read(ids, lengths):
-            state = self._model.initial_state(ids.shape[0], capacity)
+            state = apart(self._model.initial_state)(ids.shape[0], capacity)
             logits, state = self._model.extend(ids, state, lengths, last=True)
-            return logits[:, 0], state
+            return ops.squeeze(logits, 1), state
 
         given = map(ops.convert_to_tensor, (ids, lengths))
         return self._programs.run(("read", ids.shape, capacity), read, *given, by_layer=True)

@@ -53,6 +53,19 @@ def function_attributes() -> dict[str, bool]:
     return {"_noinline": True} if control_flow_util.GraphOrParentsInXlaContext(ops.get_default_graph()) else {}
 
 
+def apart(function: Callable) -> Callable:
+    """The function as a program of its own, which XLA compiles, within `forward_only(by_layer=True)`; else itself.
+
+    Each operator that TensorFlow runs by itself on a GPU loads a kernel at its first use, which takes up to half a
+    second.
+    """
+    if not _BY_LAYER.get():
+        return function
+    import tensorflow as tf
+
+    return tf.function(function, autograph=False, jit_compile=True)
+
+
 class TracedOnce:
     """Calls a function of layers that are alike. In a program of TensorFlow it traces the first ones alone.
 
@@ -93,11 +106,7 @@ class TracedOnce:
 
     def _alone(self, layers, *arguments):
         """The result of layers that are traced for themselves."""
-        if not _BY_LAYER.get():
-            return self._call(layers, *arguments)
-        import tensorflow as tf
-
-        return tf.function(functools.partial(self._call, layers), autograph=False, jit_compile=True)(*arguments)
+        return apart(functools.partial(self._call, layers))(*arguments)
 
     def _from_values(self, values, *arguments):
         """The function of the first layers with the values of others, and what it changes of these values."""

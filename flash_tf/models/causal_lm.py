@@ -11,7 +11,7 @@ from flash_tf.generation import Generator
 from flash_tf.generation.beam import BeamSearch
 from flash_tf.generation.samplers import Sampler
 from flash_tf.layers.streaming import joined, next_positions, normalized, split
-from flash_tf.layers.traced_once import TracedOnce
+from flash_tf.layers.traced_once import TracedOnce, apart
 from flash_tf.models.language_model import MODELS, LanguageModel, unpack
 from flash_tf.models.states import Layout
 from kernels_xla.common.spec import State, Tensor
@@ -130,7 +130,7 @@ class CausalLM(LanguageModel):
           TensorShape([2, 1, 100])
         """
         token_ids = ops.convert_to_tensor(token_ids)
-        rows, tokens = token_ids.shape[0], ops.shape(token_ids)[1]  # in an exported program both are dynamic
+        rows = token_ids.shape[0]
         if "position" not in state or state["position"].shape != (rows,):
             given = state["position"].shape[0] if "position" in state else "no state of initial_state"
             raise ValueError(f"{self.name} needs a state of as many rows as there are token_ids, {rows}, got {given}")
@@ -140,18 +140,28 @@ class CausalLM(LanguageModel):
             logits, state = self.extend(token_ids, state, valid, self.precompute(state))
             return logits, self.flush(state)
         precomputed = [None] * self.depth if precomputed is None else precomputed
-        positions = next_positions(state["position"], tokens)
-        x, stride = self.embed(token_ids, positions), len(self.blocks) // self.depth
+        stride = len(self.blocks) // self.depth
+        positions, x = apart(self._embedded)(token_ids, state["position"])
         passes = [self.blocks[stride * i : stride * (i + 1)] for i in range(self.depth)]
         for alike in _alike(self.kinds):
             extend = TracedOnce(_extended, [passes[i] for i in alike])
             for i in alike:
                 x, states[i] = extend(passes[i], x, states[i], positions, valid, precomputed[i])
-        position = states[0]["position"]
-        if last and token_ids.shape[1] != 1:
-            at = (ops.full_like(position, tokens) if valid is None else ops.maximum(valid, 1)) - 1
-            x = ops.take_along_axis(x, at[:, None, None], axis=1)
-        return self.head(normalized(self.final_norm, self.project(x))), joined("block", states)
+        logits = apart(self._logits)(x, valid, last and token_ids.shape[1] != 1)
+        return logits, joined("block", states)
+
+    def _embedded(self, token_ids, position):
+        """The positions of the tokens, and their embeddings."""
+        positions = next_positions(position, ops.shape(token_ids)[1])
+        return positions, self.embed(token_ids, positions)
+
+    def _logits(self, x, valid, last):
+        """The logits for what the blocks give, `[b, k, d]`: of all tokens, or of the last real one."""
+        if last and valid is None:
+            x = x[:, -1:]
+        elif last:
+            x = ops.take_along_axis(x, (ops.maximum(valid, 1) - 1)[:, None, None], axis=1)
+        return self.head(normalized(self.final_norm, self.project(x)))
 
     def generate(
         self,
