@@ -158,7 +158,7 @@ class CausalLM(LanguageModel):
     def _logits(self, x, valid, last):
         """The logits for what the blocks give, `[b, k, d]`: of all tokens, or of the last real one."""
         if last and valid is None:
-            x = x[:, -1:]
+            x = x[:, -1][:, None]
         elif last:
             x = ops.take_along_axis(x, (ops.maximum(valid, 1) - 1)[:, None, None], axis=1)
         return self.head(normalized(self.final_norm, self.project(x)))

@@ -143,6 +143,7 @@ def test_the_case_that_stands_for_a_kernel_can_be_streamed_if_one_can():
     }
 
 
+@tiers.full_on_jax
 @every_layout
 def test_the_reference_equals_the_oracle(spec, case, layout):
     arrays, masked = inputs(spec), masks(layout)
@@ -365,6 +366,7 @@ def test_a_step_without_real_tokens_leaves_the_state_bit_for_bit(spec, case):
         assert np.array_equal(to_numpy(after[name]), to_numpy(before[name])), name
 
 
+@tiers.full_on_jax
 @one_stream
 def test_rows_of_a_stream_can_be_gathered_and_go_on(spec, case):
     arrays, order = inputs(spec), [1, 1]

@@ -67,6 +67,7 @@ def test_one_embedding_serves_both_ends(kind):
     assert relative_error(to_numpy(model.encode(V - 1 - ids)), encoded) < FLOAT32
 
 
+@tiers.full_on_jax
 @each_position
 def test_a_document_packed_in_a_row_equals_itself_alone(positions):
     model, ids = model_of("causal_lm", **positions), token_ids(B, 5 * C)

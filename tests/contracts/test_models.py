@@ -133,7 +133,7 @@ def test_every_option_is_in_the_config_and_survives_a_round_trip(kind):
     assert np.array_equal(to_numpy(again(rows_of(kind))), to_numpy(model(rows_of(kind))))
 
 
-@each_model
+@some_models
 @pytest.mark.parametrize(
     "all_changed", [pytest.param(False, id="plain", marks=pytest.mark.full), pytest.param(True, id="changed")]
 )
@@ -147,6 +147,7 @@ def test_a_saved_model_comes_back_as_another_object_with_equal_outputs(kind, all
     assert np.array_equal(to_numpy(again(ids)), to_numpy(model(ids)))
 
 
+@tiers.full_on_jax
 @each_model
 def test_a_model_is_a_part_of_another_model_of_unknown_length(kind):
     model, ids = model_of(kind), rows_of(kind)

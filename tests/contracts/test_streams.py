@@ -175,6 +175,7 @@ def test_a_mixer_that_cannot_stream_says_why(cls, options):
         layer.extend(ops.convert_to_tensor(normal(B, 1, D)), {"position": ops.zeros((B,), "int32")})
 
 
+@tiers.full_on_jax
 @each_plain
 def test_a_state_takes_a_capacity_exactly_where_it_grows(cls, options):
     layer = built(cls, options)
@@ -264,6 +265,7 @@ def test_a_model_fed_in_random_pieces_equals_the_whole(kind, norm):
     assert relative_error(alone, got[:1]) < FLOAT32
 
 
+@tiers.full_on_jax
 @pytest.mark.parametrize(
     "positions", [{"position_embedding": "learned", "max_length": N}, {"position_embedding": None}]
 )

@@ -1,10 +1,7 @@
 """How often XLA compiles while a model generates or scores: once for each program, whatever the position."""
 
 import functools
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import keras
@@ -17,6 +14,7 @@ from flash_tf.generation import generator
 from flash_tf.models import CausalLM
 from tests import tiers
 from tests.numerics import FLOAT32, relative_error
+from tests.training import runs
 
 PROMPTS = ([[5, 17, 3, 9], [8]], [[7, 2, 30, 41, 6, 1, 12], [3, 3]])  # padded to the same length
 MIXERS = {
@@ -91,26 +89,22 @@ def served(name, dumped):
     return found, relative_error(logits, want)
 
 
-def in_child(function, folder, name):
-    """The result of a function of this module in a process that writes each program of XLA into a folder."""
-    # XLA reads its flags once in a process.
-    code = f"import {__name__} as test; print(test.json.dumps(test.{function.__name__}({name!r}, {str(folder)!r})))"
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to={folder}"
-    options = {"cwd": Path(__file__).parents[2], "env": {**os.environ, "XLA_FLAGS": flags}}
-    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, **options)
-    assert child.returncode == 0, child.stderr[-2000:]
-    return json.loads(child.stdout)
+def flagged(function, name, folder):
+    """What a function gives in a process that writes each program of XLA into a folder."""
+    # XLA reads its flags when a process first compiles: a child of the server of processes has not, until now.
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to={folder}"
+    return function(name, folder)
 
 
 @pytest.mark.parametrize("kind", tiers.thinned(list(MIXERS), "flash"))
 def test_xla_compiles_no_program_again_for_another_position_prompt_or_seed(kind, tmp_path):
-    found = in_child(compilations, tmp_path, kind)
+    found = runs.in_child(flagged, compilations, kind, str(tmp_path))
     assert len(found) == 8 and set(found.values()) == {0}, found
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["causal-flash", "causal-flash_quad"])  # a state of one size, and a cache that grows
 def test_xla_compiles_a_step_of_an_exported_model_once(name, tmp_path):
-    found, error = in_child(served, tmp_path, name)
+    found, error = runs.in_child(flagged, served, name, str(tmp_path))
     assert len(found) == 12 and found[1] > 0 and set(found[1:]) == {found[1]}, found
     assert error < FLOAT32

@@ -100,6 +100,26 @@ def test_scope_global_clips_the_mean_over_all_tokens_and_records_its_norm_before
     assert recorded == pytest.approx(norm(mean), rel=numerics.FLOAT32_RUN)
 
 
+def test_scope_layer_clips_the_mean_of_each_layer_alone_and_records_the_norm_of_all(case):
+    sums, applied = case
+    gradient, recorded = applied["layer"]
+    mean = weighted(means(sums))
+    assert recorded == pytest.approx(norm(mean), rel=numerics.FLOAT32)
+    layers = {name.split("/")[1] for name in mean}
+    assert layers == {"embedding", "positions", "mixer_0", "final_norm", "output_bias"}
+    for layer in layers:
+        own = {name: g for name, g in mean.items() if name.split("/")[1] == layer}
+        assert_equal({name: gradient[name] for name in own}, clipped(own))
+    norms = [norm({name: g for name, g in mean.items() if name.split("/")[1] == layer}) for layer in layers]
+    assert min(norms) < NORM < max(norms)  # of some layers nothing is clipped
+
+
+def test_without_clipping_the_mean_over_all_tokens_is_applied(case):
+    sums, steps = case
+    gradient, _ = steps["none"]
+    assert_equal(gradient, weighted(means(sums)))
+
+
 @pytest.mark.parametrize("compiled", [lambda function: function, XLA], ids=["plain", "xla"])
 @pytest.mark.parametrize("scope", ["none", "replica", "global"])
 def test_the_norm_that_is_recorded_costs_no_further_sum_over_replicas(scope, compiled):
@@ -144,26 +164,6 @@ def test_on_several_replicas_xla_does_all_work_on_gradients_but_their_sum(tmp_pa
     assert len(programs) == 2 * of_each, programs
     assert others["CollectiveReduceV2"] > 0
     assert max(others[kind] for kind in ("Mul", "RealDiv", "L2Loss")) < weights, others
-
-
-def test_scope_layer_clips_the_mean_of_each_layer_alone_and_records_the_norm_of_all(case):
-    sums, applied = case
-    gradient, recorded = applied["layer"]
-    mean = weighted(means(sums))
-    assert recorded == pytest.approx(norm(mean), rel=numerics.FLOAT32)
-    layers = {name.split("/")[1] for name in mean}
-    assert layers == {"embedding", "positions", "mixer_0", "final_norm", "output_bias"}
-    for layer in layers:
-        own = {name: g for name, g in mean.items() if name.split("/")[1] == layer}
-        assert_equal({name: gradient[name] for name in own}, clipped(own))
-    norms = [norm({name: g for name, g in mean.items() if name.split("/")[1] == layer}) for layer in layers]
-    assert min(norms) < NORM < max(norms)  # of some layers nothing is clipped
-
-
-def test_without_clipping_the_mean_over_all_tokens_is_applied(case):
-    sums, steps = case
-    gradient, _ = steps["none"]
-    assert_equal(gradient, weighted(means(sums)))
 
 
 @pytest.mark.parametrize(
