@@ -182,9 +182,8 @@ def _side_by_side(commands, at_once, progress, then):
 def _started(command, at_once):
     command.log.parent.mkdir(parents=True, exist_ok=True)
     command.log.write_text(f"$ {command}\n", "utf-8")
-    shares = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}  # TensorFlow takes a whole GPU otherwise
-    if at_once > 1:  # its own allocator doubles what it holds; five trainings of 110 M did not fit 80 GB
-        shares["TF_GPU_ALLOCATOR"] = "cuda_malloc_async"
+    # TensorFlow's own allocator doubles what it holds: five trainings of 110 M did not fit 80 GB.
+    shares = {"TF_GPU_ALLOCATOR": "cuda_malloc_async"} if at_once > 1 else {}
     with command.log.open("a") as log:
         return subprocess.Popen(
             [*CHILD, *command.arguments],

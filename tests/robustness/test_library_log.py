@@ -163,6 +163,17 @@ def test_programs_are_kept_by_the_options_of_xla_and_old_ones_of_all_options_go(
     assert new.exists() and not old.exists()
 
 
+@pytest.mark.parametrize(("given", "then"), [(None, "true"), ("false", "false")])
+def test_a_command_takes_the_memory_of_a_gpu_as_it_needs_it_unless_told_otherwise(monkeypatch, capfd, given, then):
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
+    monkeypatch.setenv("TF_FORCE_GPU_ALLOW_GROWTH", given or "")
+    if given is None:
+        monkeypatch.delenv("TF_FORCE_GPU_ALLOW_GROWTH")
+    monkeypatch.setattr(cli, "_keep_programs", lambda: None)
+    assert cli.main(["list"]) == 0 and "mlm_c4/flash" in capfd.readouterr().out
+    assert os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] == then
+
+
 def test_a_full_disk_is_not_taken_for_too_little_memory():
     tf = pytest.importorskip("tensorflow")
     at = "{{function_node __wrapped__SaveV2_device_/job:localhost/device:CPU:0}} "
