@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from flash_tf.generation import generator
 from flash_tf.generation.decoding import greedy
 from flash_tf.layers import traced_once
 from flash_tf.layers.mixers import MIXERS
@@ -58,6 +57,18 @@ def products(concrete):
     return {name: count for name, count in operators(concrete).items() if "MatMul" in name or name == "Einsum"}
 
 
+def by_layer(function, *arguments):
+    """A program of TensorFlow whose layers XLA compiles, one by one."""
+    with forward_only(by_layer=True):
+        return tf.function(function, autograph=False).get_concrete_function(*arguments)
+
+
+def compiled_alone(concrete):
+    """The names of the functions that a program has XLA compile, at each call of them."""
+    nodes = concrete.graph.as_graph_def().node
+    return [node.attr["f"].func.name for node in nodes if node.attr["_XlaMustCompile"].b]
+
+
 def compiled(function, *arguments):
     """How often a program as XLA takes it has each instruction."""
     with forward_only():
@@ -104,47 +115,6 @@ def test_a_program_that_reads_and_writes_has_the_products_of_one_whose_layers_ar
     called, traced = both(monkeypatch, write, token_ids())
     assert products(called) == products(traced)
     assert equal(called, traced, token_ids())
-
-
-def by_layer(function, *arguments):
-    """A program of TensorFlow whose layers XLA compiles, one by one."""
-    with forward_only(by_layer=True):
-        return tf.function(function, autograph=False).get_concrete_function(*arguments)
-
-
-def compiled_alone(concrete):
-    """The names of the functions that a program has XLA compile, at each call of them."""
-    nodes = concrete.graph.as_graph_def().node
-    return [node.attr["f"].func.name for node in nodes if node.attr["_XlaMustCompile"].b]
-
-
-@pytest.mark.parametrize(("cls", "options"), tiers.of_kinds(CAUSAL, "flash"))
-def test_xla_reads_a_prompt_layer_by_layer_as_a_program_without_xla(cls, options):
-    model = made(mixer=options_of(cls, options))
-    if model.obstacle is not None:
-        pytest.skip(model.obstacle)
-    valid = tf.constant([N, 9])
-
-    def read(ids):
-        return model.extend(ids, model.initial_state(B, N + 5 if model.grows else None), valid, last=True)
-
-    called = by_layer(read, token_ids())
-    calls = collections.Counter(compiled_alone(called))
-    # One is of the embedding, one of the head, one of the blocks, and one may be of what all blocks share.
-    assert max(calls.values()) >= 3 and len(calls) <= 4
-    assert equal(called, program(read, token_ids()), token_ids())
-
-
-@pytest.mark.parametrize("kind", ["flash", "gau"])  # a state of one size, and a cache that grows
-def test_a_prompt_is_read_without_kernels_of_tensorflow(kind, monkeypatch):
-    monkeypatch.setattr(generator, "takes_xla", lambda: True)
-    model = made(mixer={"type": kind, "key_dim": 4})
-    next(model.stream([[5, 3]], 2))
-    read = next(found for key, found in model.generator._programs._programs.items() if key[0] == "read")
-    results = [x.op.name for x in tf.nest.flatten(read.structured_outputs)]
-    nodes = tf.compat.v1.graph_util.extract_sub_graph(read.graph.as_graph_def(), results).node
-    calls, plain = {"PartitionedCall", "StatefulPartitionedCall"}, {"Const", "Identity", "NoOp", "Placeholder"}
-    assert {node.op for node in nodes} <= {*calls, *plain, "ReadVariableOp", "Squeeze"}
 
 
 @pytest.mark.parametrize(("cls", "options"), tiers.of_kinds(ANY, "linformer"))
