@@ -14,7 +14,8 @@ from kernels_xla.flash.operands import Operands, operands
 
 KERNELS = ["values", "gated", "gate_gradient", "gate_sums", "value_gradient", "representation_gradient"]
 SUMS = ["sums", "sums_gradient"]
-MEASURED = 65_536  # tokens of a step on one device
+MEASURED = (256, 1536, 128)  # tokens of a chunk, and widths of values and keys: FLASH base
+TOKENS = 65_536  # of a step on one device, in all measurements
 
 
 def gated_mixed_chunk_attention(
@@ -107,14 +108,16 @@ def obstacle(m: Chunks) -> str | None:
 
 
 def is_faster(m: Chunks) -> bool:
-    """Whether the fused kernels are faster than einsums, by what was measured at a few sizes.
+    """Whether the fused kernels are faster than einsums, by what was measured: FLASH base with 65,536 tokens a step.
 
-    In TensorFlow these were 65,536 tokens a step, causal rows of 512 to 65,536 and masked ones of 512 and 8,192; on JAX
-    8 x 8,192 causal ones. Packed causal rows were not measured.
+    In TensorFlow causal rows of 512 to 65,536 tokens were faster, and masked ones of 512 and 8,192. On JAX 8 x 8,192
+    causal ones were, and 1 x 65,536 were not. Packed causal rows were not measured.
     """
-    whole = m.c % 256 == m.e % 256 == m.s % 128 == 0
-    many = m.tokens >= MEASURED and (m.orders == ("all",) or (m.plain and m.orders == ("earlier",)))
-    return whole and m.dtype == "bfloat16" and (m.summed_inside or many)
+    if (m.c, m.e, m.s) != MEASURED or m.dtype != "bfloat16" or m.tokens < TOKENS:
+        return False
+    if keras.config.backend() == "jax":
+        return m.summed_inside
+    return m.orders == ("all",) or (m.plain and m.orders == ("earlier",))
 
 
 def _with_representation(m, rows):
