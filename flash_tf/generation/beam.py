@@ -35,7 +35,13 @@ class BeamSearch:
         object.__setattr__(self, "width", int(self.width))
 
     def __call__(
-        self, model: keras.Model, logits: Tensor, state: dict, steps: int, stop_tokens: Sequence[int] = ()
+        self,
+        model: keras.Model,
+        logits: Tensor,
+        state: dict,
+        steps: int,
+        stop_tokens: Sequence[int] = (),
+        count: Tensor | None = None,
     ) -> Tensor:
         """Continues each row.
 
@@ -43,16 +49,18 @@ class BeamSearch:
           model: A causal language model.
           logits: `[b, V]`, after the last token that `state` has seen.
           state: The decoding state of `b` rows.
-          steps: Number of tokens, a Python integer.
+          steps: Columns of the result, a Python integer.
           stop_tokens: Ids that end a row.
+          count: Tokens to choose, a scalar from 1 to `steps`; None for all.
 
         Returns:
-          The best continuation of each row, int32 `[b, steps]`. Tokens after a stop token are undefined.
+          The best continuation of each row, int32 `[b, steps]`. Tokens after a stop token are undefined; 0 after
+          `count`.
 
         Raises:
           ValueError: The beam is wider than the vocabulary.
         """
-        rows, size = logits.shape
+        (rows, size), end = logits.shape, steps if count is None else count
         if self.width > size:
             raise ValueError(f"a beam of width {self.width} needs as many tokens in the vocabulary, which has {size}")
         state = {name: ops.repeat(x, self.width, axis=0) for name, x in state.items()}
@@ -66,7 +74,7 @@ class BeamSearch:
         stays = ops.where(ops.arange(size) == 0, 0.0, -ops.convert_to_tensor(float("inf"), scores.dtype))
 
         def going_on(step, tokens, chosen, scores, lengths, done, state):
-            return ops.logical_and(step < steps, ops.logical_not(ops.all(done))) if stop_tokens else step < steps
+            return ops.logical_and(step < end, ops.logical_not(ops.all(done))) if stop_tokens else step < end
 
         def body(step, tokens, chosen, scores, lengths, done, state):
             logits, state = next_logits(model, held, ops.reshape(tokens, (-1,)), state)

@@ -105,12 +105,18 @@ def continuation(
     steps: int,
     choose: Callable[[Tensor, Tensor], Tensor],
     stop_tokens: Sequence[int] = (),
+    count: Tensor | None = None,
 ) -> Tensor:
-    """Chooses `steps` tokens, int32 `[b, steps]`: the first from `logits [b, V]`, the others as `decode` does."""
+    """Chooses tokens, int32 `[b, steps]`: the first from `logits [b, V]`, the others as `decode_on` does.
+
+    `count` is how many, a scalar from 1 to `steps`; None for all.
+    """
     first = ops.cast(choose(logits, 0), "int32")
     if steps == 1:
         return first[:, None]
-    rest, _ = decode(model, first, state, steps - 1, lambda logits, step: choose(logits, step + 1), stop_tokens)
+    held, later = cast_weights(model, state), lambda logits, step: choose(logits, step + 1)
+    left = None if count is None else count - 1
+    rest, _, _ = decode_on(model, held, first, state, steps - 1, later, stop_tokens, left)
     return ops.concatenate([first[:, None], rest], axis=1)
 
 

@@ -45,12 +45,13 @@ class Generator:
         chosen_by = _sampler(sampler)
         max_new_tokens, seed, stop_tokens = self._integers(max_new_tokens, seed, stop_tokens)
         ids, lengths = self._aligned(prompts, max_new_tokens)
-        draws = ops.convert_to_tensor(_draws(seed, len(ids), max_new_tokens))
-        capacity = self._capacity(ids.shape[1], max_new_tokens)
-        rest = lambda *given: self._rest(*given, max_new_tokens, chosen_by, stop_tokens)  # noqa: E731
-        key = ("rest", len(ids), capacity, max_new_tokens, chosen_by, tuple(stop_tokens))
-        chosen = self._programs.run(key, rest, *self._read(ids, lengths, capacity), draws)
-        return [_before(row, stop_tokens) for row in ops.convert_to_numpy(chosen).tolist()]
+        steps, capacity = self._sizes(ids.shape[1], max_new_tokens)
+        draws = np.pad(_draws(seed, len(ids), max_new_tokens), ((0, 0), (0, steps - max_new_tokens)))
+        rest = lambda *given: self._rest(*given, steps, chosen_by, stop_tokens)  # noqa: E731
+        key = ("rest", len(ids), capacity, steps, chosen_by, tuple(stop_tokens))
+        given = map(ops.convert_to_tensor, (draws, np.int32(max_new_tokens)))
+        chosen = ops.convert_to_numpy(self._programs.run(key, rest, *self._read(ids, lengths, capacity), *given))
+        return [_before(row, stop_tokens) for row in chosen[:, :max_new_tokens].tolist()]
 
     def stream(
         self,
@@ -72,7 +73,7 @@ class Generator:
 
     def _tokens(self, ids, lengths, draws, sampler, stop_tokens):
         """The tokens of `stream`. After the first one, a program chooses a few at a time: a call of it has its cost."""
-        capacity = self._capacity(ids.shape[1], draws.shape[1])
+        _, capacity = self._sizes(ids.shape[1], draws.shape[1])
         hold = lambda state: cast_weights(self._model, state)  # noqa: E731
         few = lambda *given: self._few(*given, sampler)  # noqa: E731
         run, sizes = self._programs.run, (len(ids), capacity)
@@ -100,11 +101,11 @@ class Generator:
         choose = lambda logits, step: sampler(logits, ops.take(draws, step, axis=1))  # noqa: E731
         return decode_on(self._model, held, tokens, state, FEW, choose, count=count)
 
-    def _rest(self, logits, state, draws, steps, sampler, stop_tokens):
+    def _rest(self, logits, state, draws, count, steps, sampler, stop_tokens):
         if isinstance(sampler, BeamSearch):
-            return sampler(self._model, logits, state, steps, stop_tokens)
+            return sampler(self._model, logits, state, steps, stop_tokens, count)
         choose = lambda logits, step: sampler(logits, ops.take(draws, step, axis=1))  # noqa: E731
-        return continuation(self._model, logits, state, steps, choose, stop_tokens)
+        return continuation(self._model, logits, state, steps, choose, stop_tokens, count)
 
     def _read(self, ids, lengths, capacity):
         """The logits after each prompt, `[b, V]`, and the state."""
@@ -117,8 +118,11 @@ class Generator:
         given = map(ops.convert_to_tensor, (ids, lengths))
         return self._programs.run(("read", ids.shape, capacity), read, *given, by_layer=True)
 
-    def _capacity(self, tokens, steps):
-        return tokens + steps if self._model.grows else None
+    def _sizes(self, tokens, new):
+        """How many new tokens a program has room for, one of few numbers; and the capacity of its state."""
+        room = self._model.longest
+        steps = min(rounded_up(new), math.inf if room is None else room - tokens)
+        return steps, tokens + steps if self._model.grows else None
 
     def _integers(self, max_new_tokens, seed, stop_tokens):
         """The arguments as Python's integers, from Python's or NumPy's; ValueError for others."""

@@ -110,7 +110,7 @@ def test_words_one_by_one_have_the_ids_that_they_have_in_a_text(name, made):
     in_graph = TextReader(tokenizer, 99).encode_words(tf.constant(text.split(" ")))
     assert in_graph.to_list() == [word.tolist() for word in words]
     read = tokenizer.decode([*tokenizer.encode(["it is"])[0], *tokenizer.encode_after_blank(["Paris"])[0]])
-    assert read.split() == tokenizer.decode(tokenizer.encode(["it is Paris"])[0]).split()
+    assert read == tokenizer.decode(tokenizer.encode(["it is Paris"])[0])
 
 
 @pytest.mark.parametrize("name", KINDS)

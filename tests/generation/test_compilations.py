@@ -46,15 +46,15 @@ def compilations(kind, dumped):
         found[name] = count() - before
 
     def stream(prompts, seed):
-        tokens = model.stream(prompts, max_new_tokens=14, seed=seed)
+        tokens = model.stream(prompts, max_new_tokens=14 + seed, seed=seed)
         next(tokens), next(tokens)
         before = count()
-        assert len(list(tokens)) == 12
+        assert len(list(tokens)) == 12 + seed
         found[f"stream after two tokens, seed {seed}"] = count() - before
 
     twice("stream", stream)
     for sampler in ("greedy", "sample", "beam"):
-        twice(sampler, lambda prompts, seed, sampler=sampler: model.generate(prompts, 6, sampler, seed))
+        twice(sampler, lambda prompts, seed, sampler=sampler: model.generate(prompts, 6 + seed, sampler, seed))
     step = tf.function(lambda tokens, state: model.extend(tokens, state), autograph=False, jit_compile=True)
 
     def steps(prompts, seed):
@@ -97,7 +97,7 @@ def flagged(function, name, folder):
 
 
 @pytest.mark.parametrize("kind", tiers.thinned(list(MIXERS), "flash"))
-def test_xla_compiles_no_program_again_for_another_position_prompt_or_seed(kind, tmp_path):
+def test_xla_compiles_no_program_again_for_another_position_prompt_length_or_seed(kind, tmp_path):
     found = runs.in_child(flagged, compilations, kind, str(tmp_path))
     assert len(found) == 8 and set(found.values()) == {0}, found
 
