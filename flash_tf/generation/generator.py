@@ -14,7 +14,7 @@ from flash_tf.generation.decoding import cast_weights, continuation, decode_on
 from flash_tf.generation.samplers import GREEDY, Sampler
 from flash_tf.layers.traced_once import apart, forward_only
 
-FINEST = 32  # prompts are padded to a multiple of this, if they are not long
+FINEST = 32  # prompts, and room for new tokens, are a multiple of this, if they are not long
 MOST = 2**63 - 1  # the largest seed
 FEW = 4  # tokens that `stream` chooses in one call of a program
 SAMPLERS = {"greedy": GREEDY, "sample": Sampler(), "beam": BeamSearch()}
