@@ -123,6 +123,7 @@ class TrainConfig:
     precision: Literal["float32", "mixed_bfloat16"] = "mixed_bfloat16"
     accumulate: int = 1  # micro-batches in one step
     jit_compile: Literal["auto"] | bool = "auto"  # XLA for forward and backward; auto: if it is faster
+    loss_implementation: Literal["auto", "xla", "pallas"] = "auto"  # of the head: einsums, or fused kernels
     deterministic: bool = False  # the same bits in every run on a GPU too, more slowly; a CPU has them always
     checkpoint_every: int = 1_000  # steps
     keep: int = 3  # number of the newest checkpoints to keep, beside the best

@@ -176,6 +176,40 @@ class Scan(Sizes):
         }[name]
 
 
+@dataclasses.dataclass(frozen=True)
+class Logits(Sizes):
+    """The sizes of the loss of a head's logits.
+
+    Attributes:
+      tokens: Of a block, a multiple of `STEP`.
+      vocabulary: V.
+      dtype: Of the logits, the bias and the logits' gradient; labels, weights and sums are float32.
+    """
+
+    tokens: int
+    vocabulary: int
+    dtype: str
+
+    module: ClassVar[str] = "logit_kernels"
+    STEP: ClassVar[int] = 128  # tokens whose part of the bias's gradient one program sums
+
+    @property
+    def columns(self) -> int:
+        """Columns of a program."""
+        return block(self.vocabulary, 256)
+
+    def arguments(self, name: str) -> Shapes:
+        logits, of_token = ((self.tokens, self.vocabulary), self.dtype), ((self.tokens,), "float32")
+        given = [logits, ((self.vocabulary,), self.dtype), of_token]
+        return {"normalizers": given, "surplus": [*given, of_token, of_token]}[name]
+
+    def results(self, name: str) -> Shapes:
+        of_token = (self.tokens,), "float32"
+        surplus = (self.tokens, self.vocabulary), self.dtype
+        sums = (self.tokens // self.STEP, self.vocabulary), "float32"
+        return {"normalizers": [of_token, of_token], "surplus": [surplus, sums]}[name]
+
+
 def block(size: int, most: int) -> int:
     """The largest power of 2 that divides `size`, but at most `most`."""
     return min(size & -size, most)

@@ -180,7 +180,8 @@ def main():
             results.append((fault, test))
             print(f"{fault.file}: {fault.name} ({seconds:.0f} s)\n    {test or end + 'survived'}", flush=True)
         caught = sorted({test for _, test in results if test})
-        problems = list(pool.map(try_unchanged, [caught[i :: options.jobs] for i in range(options.jobs)]))
+        parts = filter(None, (caught[i :: options.jobs] for i in range(options.jobs)))  # pytest takes none for all
+        problems = list(pool.map(try_unchanged, parts))
     if any(problems):
         sys.exit("\n".join(["A test fails on the source as it is, or did not run:", *filter(None, problems)]))
     print(f"{len(results)} faults, {sum(test is None for _, test in results)} survived")

@@ -1,4 +1,4 @@
-"""The option `implementation` of mixers that `kernels_pallas` has fused kernels for."""
+"""The option `implementation` of what `kernels_pallas` has fused kernels for."""
 
 from collections.abc import Callable
 from types import ModuleType
@@ -31,16 +31,34 @@ def runs_fused(
     Raises:
       ValueError: `implementation` is "pallas", and they cannot run.
     """
-    if mixer.implementation == "xla":
+    option, mode = f"{type(mixer).__name__}: implementation", mixer.in_projection.quantization_mode
+    if mixer.implementation != "xla" and (None in lead or mode):
+        if mixer.implementation == "pallas":
+            raise ValueError(
+                f"{option} 'pallas' needs a static shape and weights that are not quantized, got {lead} tokens, {mode}"
+            )
         return False
-    if None in lead or mixer.in_projection.quantization_mode:
-        got = f"{lead} tokens, {mixer.in_projection.quantization_mode}"
-        found = f"a static shape and weights that are not quantized, got {got}"
-    else:
-        m = sizes()
-        if mixer.implementation == "auto" and not kernels.is_faster(m):
-            return False
-        found = kernels.obstacle(m)
-    if mixer.implementation == "pallas" and found is not None:
-        raise ValueError(f"{type(mixer).__name__}: implementation 'pallas' needs {found}")
+    return takes_fused(option, mixer.implementation, kernels, sizes)
+
+
+def takes_fused(option: str, implementation: str, kernels: ModuleType, sizes: Callable[[], Sizes]) -> bool:
+    """Whether fused kernels run, by the value `implementation` of an option.
+
+    Args:
+      option: For the error.
+      implementation: One of `IMPLEMENTATIONS`.
+      kernels: The module with `is_faster` and `obstacle`.
+      sizes: Gives the kernels' sizes.
+
+    Raises:
+      ValueError: The value is "pallas", and they cannot run.
+    """
+    if implementation == "xla":
+        return False
+    m = sizes()
+    if implementation == "auto" and not kernels.is_faster(m):
+        return False
+    found = kernels.obstacle(m)
+    if implementation == "pallas" and found is not None:
+        raise ValueError(f"{option} 'pallas' needs {found}")
     return found is None

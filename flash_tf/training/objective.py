@@ -7,7 +7,9 @@ from keras import ops
 
 from flash_tf.config import Config
 from flash_tf.data.masking import mask_tokens
-from kernels_xla.common.cross_entropy import cross_entropy
+from flash_tf.layers.fused import takes_fused
+from kernels_pallas import cross_entropy as fused
+from kernels_xla.common.cross_entropy import cross_entropy, of_block, tokens_of_block
 from kernels_xla.common.sharding import by_device
 from kernels_xla.common.spec import Tensor
 
@@ -58,6 +60,9 @@ class Objective:
     overlap: int
     METRICS = ()
 
+    def __init__(self, config: Config, tokenizer: "Tokenizer"):
+        self._pad, self._implementation = tokenizer.pad_id, config.train.loss_implementation
+
     @staticmethod
     def encoder_of(config: Config, tokenizer: "Tokenizer | None") -> None:
         """None: a language model reads documents, and no rows; see `TaskObjective.encoder_of`."""
@@ -81,7 +86,11 @@ class Objective:
         tokens, options, labels, weights = self.examples(batch, training=True)
         x = model.encode(tokens, **options, training=True)
         (x, devices), (labels, _), (weights, _) = map(by_device, (x, labels, weights))
-        loss = cross_entropy(x, model.head_weights, model.output_bias, labels, weights, devices=devices)
+        table, each = model.head_weights, tokens_of_block(x.shape[0], devices=devices)
+        sizes = lambda: fused.sizes(each, table.shape[0], x.dtype)  # noqa: E731
+        runs_fused = takes_fused("train.loss_implementation", self._implementation, fused, sizes)
+        one = fused.of_block if runs_fused else of_block
+        loss = cross_entropy(x, table, model.output_bias, labels, weights, devices=devices, of_block=one)
         return loss, ops.sum(weights)
 
 
@@ -89,9 +98,6 @@ class CausalObjective(Objective):
     """Predicts each token from the tokens before it: windows of n + 1 tokens, n predictions."""
 
     overlap = 1
-
-    def __init__(self, config: Config, tokenizer: "Tokenizer"):
-        self._pad = tokenizer.pad_id
 
     def examples(self, batch, training):
         tokens, labels = batch["tokens"][:, :-1], batch["tokens"][:, 1:]
@@ -108,7 +114,7 @@ class MaskedObjective(Objective):
     overlap = 0
 
     def __init__(self, config: Config, tokenizer: "Tokenizer"):
-        self._pad = tokenizer.pad_id
+        super().__init__(config, tokenizer)
         self._options = {
             "seed": config.train.seed,
             "rate": config.masking.rate,

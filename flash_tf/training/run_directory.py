@@ -27,6 +27,7 @@ MAY_CHANGE = (  # options that may differ between two starts of one run
     "train.checkpoint_every",
     "train.keep",
     "train.jit_compile",
+    "train.loss_implementation",
     "evaluation.every",
     "evaluation.patience",
     "strategy.",

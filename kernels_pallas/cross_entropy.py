@@ -1,0 +1,63 @@
+"""The head's loss of a block of tokens, fused: three passes over the logits, where einsums take five or more."""
+
+import keras
+from keras import ops
+
+from kernels_pallas import programs
+from kernels_pallas.sizes import Logits
+from kernels_xla.common.spec import Tensor
+
+KERNELS = ["normalizers", "surplus"]
+NARROWEST = 64  # columns of a tile
+MEASURED = ()  # vocabulary and dtype of models whose steps were faster with the kernels
+
+
+def of_block(
+    x: Tensor, table: Tensor, bias: Tensor, labels: Tensor, weights: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`kernels_xla.common.cross_entropy.of_block`, in bfloat16 or float32, of a static shape.
+
+    Args:
+      x: Activations, `[t, d]`.
+      table: Embeddings, `[V, d]`, in the dtype of `x`.
+      bias: `[V]`, in the dtype of `x`.
+      labels: float32 `[t]`, whole numbers below V.
+      weights: `[t]`, float32.
+
+    Returns:
+      The loss, float32, and its gradients for `x`, `table` (float32) and `bias` (float32).
+
+    Cost:
+      As einsums have, but two passes that read the logits and one that writes their gradient in their place.
+
+    Precision:
+      As einsums have.
+    """
+    t, step = x.shape[0], Logits.STEP
+    m = sizes(t, table.shape[0], x.dtype)
+    padded = lambda one: ops.pad(one, [(0, -t % step), *[(0, 0)] * (len(one.shape) - 1)])  # noqa: E731
+    x, labels, weights = map(padded, (x, labels, weights))
+    logits = ops.matmul(x, ops.transpose(table))
+    normalizers, right = programs.run("normalizers", m, logits, bias, labels)
+    surplus, sums = programs.run("surplus", m, logits, bias, labels, weights, normalizers)
+    dtable = ops.cast(ops.matmul(ops.transpose(surplus), x), "float32")
+    return ops.sum(weights * (normalizers - right)), ops.matmul(surplus, table)[:t], dtable, ops.sum(sums, axis=0)
+
+
+def sizes(tokens: int, vocabulary: int, dtype) -> Logits:
+    """The sizes of the kernels for a block of so many tokens, which get some of weight 0 to a multiple of `STEP`."""
+    dtype = keras.backend.standardize_dtype(dtype)
+    return Logits(tokens=-(-tokens // Logits.STEP) * Logits.STEP, vocabulary=vocabulary, dtype=dtype)
+
+
+def obstacle(m: Logits) -> str | None:
+    """Why the fused kernels cannot run, or None."""
+    if m.dtype not in ("bfloat16", "float32") or m.columns < NARROWEST:
+        got = f"{m.dtype}, {m.vocabulary:,} ids"
+        return f"bfloat16 or float32, and a vocabulary that is a multiple of {NARROWEST}, got {got}"
+    return programs.obstacle(KERNELS, m)
+
+
+def is_faster(m: Logits) -> bool:
+    """Whether the fused kernels are faster than einsums, by what was measured."""
+    return (m.vocabulary, m.dtype) in MEASURED

@@ -1,0 +1,109 @@
+"""The head's fused loss is the einsums' function, in value and every gradient. Pallas interprets it."""
+
+import types
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from flash_tf.models import CausalLM
+from flash_tf.training.objective import CausalObjective
+from kernels_pallas import cross_entropy as fused
+from kernels_pallas import programs
+from kernels_xla.common import nvidia
+from kernels_xla.common.cross_entropy import cross_entropy, of_block
+from tests.backends import compiled, tensors, to_numpy, value_and_gradients
+from tests.numerics import ALIVE, BFLOAT16_FACTOR, FLOAT32, errors
+from tests.test_cross_entropy import oracle
+
+T, D, V = 150, 12, 192  # blocks that are no multiple of the kernels' step; three tiles of columns
+
+
+def drawn(t=T, d=D, v=V, size=1.0):
+    rng = np.random.default_rng(0)
+    arrays = {"x": rng.normal(size=(t, d)), "table": size * rng.normal(size=(v, d)), "bias": rng.normal(size=v)}
+    arrays = {name: a.astype("float32").astype("float64") for name, a in arrays.items()}
+    return arrays, rng.integers(0, v, t), ((rng.random(t) < 0.7) * rng.random(t)).astype("float32")
+
+
+def measured(of_block, drawn, dtype="float32", block=T, wrap=lambda f: f):
+    arrays, labels, weights = drawn
+    labels, weights = ops.convert_to_tensor(labels, "int32"), ops.convert_to_tensor(weights)
+    loss = wrap(lambda x, table, bias: cross_entropy(x, table, bias, labels, weights, block=block, of_block=of_block))
+    value, gradients = value_and_gradients(
+        lambda x, table, bias: loss(x, table, bias), tensors(arrays, dtype), lambda shape: np.full(shape, -2.0)
+    )
+    return {"value": to_numpy(value), **{name: to_numpy(g) for name, g in gradients.items()}}
+
+
+def expected(drawn):
+    arrays, labels, weights = drawn
+    found = oracle(**arrays, labels=labels, weights=weights)
+    return {name: x if name == "value" else -2 * x for name, x in found.items()}
+
+
+@pytest.mark.parametrize("block", [T, 70])
+@pytest.mark.parametrize("size", [1.0, 30.0])  # logits in the hundreds
+def test_it_is_the_oracle_in_value_and_every_gradient(size, block, interpreted):
+    given = drawn(size=size)
+    want = expected(given)
+    found = errors(measured(fused.of_block, given, block=block), want)
+    assert max(found.values()) < FLOAT32, found
+    assert np.count_nonzero(want["bias"]) / V > ALIVE
+
+
+def test_in_bfloat16_it_is_as_exact_as_the_einsums(interpreted):
+    want = expected(drawn())
+    found, least = (errors(measured(one, drawn(), "bfloat16"), want) for one in (fused.of_block, of_block))
+    assert all(found[name] < BFLOAT16_FACTOR * least[name] for name in found), (found, least)
+
+
+def causal(vocabulary):
+    keras.utils.set_random_seed(0)
+    model = CausalLM(vocabulary, width=16, depth=1, mixer={"type": "flash", "chunk_size": 8, "key_dim": 8})
+    model.build()
+    return model
+
+
+def objective(implementation):
+    train = types.SimpleNamespace(loss_implementation=implementation)
+    return CausalObjective(types.SimpleNamespace(train=train), types.SimpleNamespace(pad_id=0))
+
+
+def test_a_causal_model_trains_with_it_as_with_einsums(interpreted, monkeypatch):
+    monkeypatch.setattr(programs, "obstacle", lambda names, m: None)
+    model = causal(V)
+    batch = {"tokens": ops.convert_to_tensor(np.random.default_rng(0).integers(0, V, (3, 17)), "int32")}
+    loss = lambda name: float(objective(name).loss(model, batch)[0])  # noqa: E731
+    einsums = loss("xla")
+    assert abs(loss("pallas") / einsums - 1) < FLOAT32
+    monkeypatch.setattr(programs, "run", None)  # whoever calls it, fails
+    assert loss("auto") == einsums
+    with pytest.raises(TypeError):
+        loss("pallas")
+
+
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [
+        (V, r"an NVIDIA GPU of compute capability 9\.0 or more, got none"),
+        (72, "bfloat16 or float32, and a vocabulary that is a multiple of 64, got float32, 72 ids"),
+    ],
+)
+def test_one_line_says_what_it_needs(size, said):
+    batch = {"tokens": ops.ones((1, 9), "int32")}
+    with pytest.raises(ValueError, match=f"train.loss_implementation 'pallas' needs {said}"):
+        objective("pallas").loss(causal(size), batch)
+
+
+@pytest.mark.skipif((nvidia.capability() or (0, 0)) < nvidia.HOPPER, reason="needs an NVIDIA GPU from Hopper on")
+@pytest.mark.parametrize("tokens", [2048, 1000])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_on_a_gpu_it_is_as_exact_as_the_einsums(dtype, tokens):
+    if (found := fused.obstacle(fused.sizes(tokens, 4_096, dtype))) is not None:
+        pytest.skip(f"the kernels need {found}")
+    given = drawn(tokens, 256, 4_096, 0.1)
+    want = expected(given)
+    found, least = (errors(measured(one, given, dtype, tokens, compiled), want) for one in (fused.of_block, of_block))
+    assert all(found[name] < BFLOAT16_FACTOR * least[name] for name in found), (found, least)
