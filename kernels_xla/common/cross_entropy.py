@@ -82,7 +82,8 @@ def cross_entropy(
 
 def _in_blocks(x, table, bias, labels, weights, block, devices, of_block):
     """The loss, and a function that returns its gradients, for `custom_gradient`."""
-    if (size := tokens_of_block(x.shape[0], block, devices)) == x.shape[0]:
+    size = tokens_of_block(x.shape[0], block, devices)
+    if size == x.shape[0]:
         loss, dx, dtable, dbias = of_block(x, table, bias, labels, weights)
     else:
         tokens = [ops.reshape(one, (devices, -1, *one.shape[1:])) for one in (x, labels, weights)]
