@@ -61,7 +61,7 @@ class Objective:
     METRICS = ()
 
     def __init__(self, config: Config, tokenizer: "Tokenizer"):
-        self._pad, self._implementation = tokenizer.pad_id, config.train.loss_implementation
+        self.config, self._pad = config, tokenizer.pad_id
 
     @staticmethod
     def encoder_of(config: Config, tokenizer: "Tokenizer | None") -> None:
@@ -88,7 +88,7 @@ class Objective:
         (x, devices), (labels, _), (weights, _) = map(by_device, (x, labels, weights))
         table, each = model.head_weights, tokens_of_block(x.shape[0], devices=devices)
         sizes = lambda: fused.sizes(each, table.shape[0], x.dtype)  # noqa: E731
-        runs_fused = takes_fused("train.loss_implementation", self._implementation, fused, sizes)
+        runs_fused = takes_fused("train.loss_implementation", self.config.train.loss_implementation, fused, sizes)
         one = fused.of_block if runs_fused else of_block
         loss = cross_entropy(x, table, model.output_bias, labels, weights, devices=devices, of_block=one)
         return loss, ops.sum(weights)

@@ -10,7 +10,8 @@ from flash_tf.training.objective import CausalObjective, MaskedObjective
 from tests.numerics import FLOAT32, relative_error
 
 TOKENIZER = SimpleNamespace(pad_id=0, mask_id=3, special_ids=(0, 1, 3, 4), vocabulary_size=50)
-CONFIG = SimpleNamespace(train=SimpleNamespace(seed=0), masking=SimpleNamespace(rate=0.25, whole_words=False))
+TRAIN = SimpleNamespace(seed=0, loss_implementation="auto")
+CONFIG = SimpleNamespace(train=TRAIN, masking=SimpleNamespace(rate=0.25, whole_words=False))
 TOKENS = tf.constant([[5, 6, 7, 8, 9, 10, 0, 0]])
 SEGMENTS = tf.constant([[1, 1, 1, 2, 2, 2, 0, 0]])
 
