@@ -12,8 +12,8 @@ from jax.experimental import pallas as pl
 from kernels_pallas.launching import Plan
 from kernels_pallas.sizes import Logits
 
-ROWS = 16
-WARPS = 4
+ROWS = 4
+MOST = 5  # tiles whose rows are reduced together
 
 
 def plan(name: str, m: Logits, interpret: bool) -> Plan:
@@ -28,9 +28,9 @@ def plan(name: str, m: Logits, interpret: bool) -> Plan:
     """
     del interpret
     if name == "normalizers":
-        return Plan(functools.partial(_normalizers, m=m), (m.tokens // ROWS,), WARPS)
+        return Plan(functools.partial(_normalizers, m=m), (m.tokens // ROWS,), warps=4)
     grid = m.vocabulary // m.columns, m.tokens // m.STEP
-    return Plan(functools.partial(_surplus, m=m), grid, WARPS, in_place={0: 0})
+    return Plan(functools.partial(_surplus, m=m), grid, warps=2, in_place={0: 0})
 
 
 def _tile(logits, bias, labels, rows, first, m):
@@ -43,16 +43,20 @@ def _tile(logits, bias, labels, rows, first, m):
 
 def _normalizers(logits, bias, labels, normalizers, right, *, m):
     rows = pl.ds(pl.program_id(0) * ROWS, ROWS)
+    tiles = m.vocabulary // m.columns
+    count = max(n for n in range(1, MOST + 1) if tiles % n == 0)
 
     def add(i, sums):
         largest, total, found = sums
-        tile, is_label = _tile(logits, bias, labels, rows, i * m.columns, m)
-        larger = jnp.maximum(largest, jnp.max(tile, axis=1))
-        total = total * jnp.exp(largest - larger) + jnp.sum(jnp.exp(tile - larger[:, None]), axis=1)
-        return larger, total, found + jnp.sum(jnp.where(is_label, tile, 0.0), axis=1)
+        group = [_tile(logits, bias, labels, rows, (i * count + j) * m.columns, m) for j in range(count)]
+        larger = jnp.maximum(largest, jnp.max(functools.reduce(jnp.maximum, [tile for tile, _ in group]), axis=1))
+        total = total * jnp.exp(largest - larger)
+        total += jnp.sum(sum(jnp.exp(tile - larger[:, None]) for tile, _ in group), axis=1)
+        found += jnp.sum(sum(jnp.where(is_label, tile, 0.0) for tile, is_label in group), axis=1)
+        return larger, total, found
 
     zeros = jnp.zeros((ROWS,), jnp.float32)
-    largest, total, found = lax.fori_loop(0, m.vocabulary // m.columns, add, (zeros - jnp.inf, zeros, zeros))
+    largest, total, found = lax.fori_loop(0, tiles // count, add, (zeros - jnp.inf, zeros, zeros))
     normalizers[rows] = largest + jnp.log(total)
     right[rows] = found
 
@@ -67,6 +71,7 @@ def _surplus(logits, bias, labels, weights, normalizers, out, sums, *, m):
         probability = jnp.exp(tile - normalizers[rows][:, None])
         surplus = weights[rows][:, None] * (probability - is_label.astype(jnp.float32))
         out[rows, cols] = surplus.astype(out.dtype)
-        return total + jnp.sum(surplus, axis=0)
+        return total + surplus
 
-    sums[group, cols] = lax.fori_loop(0, m.STEP // ROWS, add, jnp.zeros((m.columns,), jnp.float32))
+    total = lax.fori_loop(0, m.STEP // ROWS, add, jnp.zeros((ROWS, m.columns), jnp.float32))
+    sums[group, cols] = jnp.sum(total, axis=0)
