@@ -24,9 +24,9 @@ def oracle(x, table, bias, labels, weights):
     """The sum and its gradients by hand: d/dl = w (softmax(l) - onehot)."""
     logits = x @ table.T + bias
     shifted = logits - logits.max(axis=1, keepdims=True)
-    probabilities = np.exp(shifted) / np.exp(shifted).sum(axis=1, keepdims=True)
-    loss = -(weights * np.log(probabilities[np.arange(len(x)), labels])).sum()
-    surplus = weights[:, None] * (probabilities - np.eye(len(table))[labels])
+    log_likelihoods = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    loss = -(weights * log_likelihoods[np.arange(len(x)), labels]).sum()
+    surplus = weights[:, None] * (np.exp(log_likelihoods) - np.eye(len(table))[labels])
     return {"value": loss, "x": surplus @ table, "table": surplus.T @ x, "bias": surplus.sum(axis=0)}
 
 

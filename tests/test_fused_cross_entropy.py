@@ -17,7 +17,7 @@ from tests.backends import compiled, tensors, to_numpy, value_and_gradients
 from tests.numerics import ALIVE, BFLOAT16_FACTOR, FLOAT32, errors
 from tests.test_cross_entropy import oracle
 
-T, D, V = 150, 12, 192  # blocks that are no multiple of the kernels' step; three tiles of columns
+T, D, V = 150, 12, 192  # blocks that are no multiple of the kernels' step; three tiles of columns, taken together
 
 
 def drawn(t=T, d=D, v=V, size=1.0):
@@ -45,12 +45,13 @@ def expected(drawn):
 
 @pytest.mark.parametrize("block", [T, 70])
 @pytest.mark.parametrize("size", [1.0, 30.0])  # logits in the hundreds
-def test_it_is_the_oracle_in_value_and_every_gradient(size, block, interpreted):
-    given = drawn(size=size)
+@pytest.mark.parametrize("vocabulary", [V, 3 * V])
+def test_it_is_the_oracle_in_value_and_every_gradient(vocabulary, size, block, interpreted):
+    given = drawn(v=vocabulary, size=size)
     want = expected(given)
     found = errors(measured(fused.of_block, given, block=block), want)
     assert max(found.values()) < FLOAT32, found
-    assert np.count_nonzero(want["bias"]) / V > ALIVE
+    assert np.count_nonzero(want["bias"]) / vocabulary > ALIVE
 
 
 def test_in_bfloat16_it_is_as_exact_as_the_einsums(interpreted):
@@ -95,6 +96,15 @@ def test_one_line_says_what_it_needs(size, said):
     batch = {"tokens": ops.ones((1, 9), "int32")}
     with pytest.raises(ValueError, match=f"train.loss_implementation 'pallas' needs {said}"):
         objective("pallas").loss(causal(size), batch)
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+def test_auto_takes_it_where_it_was_measured_to_be_faster(backend, monkeypatch):
+    monkeypatch.setattr(keras.config, "backend", lambda: backend)
+    timed = [fused.sizes(tokens, 32_000, "bfloat16") for tokens in (16_384, 9_832)]
+    others = [(8_192, 32_000, "bfloat16"), (16_384, 32_128, "bfloat16"), (16_384, 32_000, "float32")]
+    assert {*map(fused.is_faster, timed)} == {backend == "tensorflow"}
+    assert not any(fused.is_faster(fused.sizes(*other)) for other in others)
 
 
 @pytest.mark.skipif((nvidia.capability() or (0, 0)) < nvidia.HOPPER, reason="needs an NVIDIA GPU from Hopper on")
