@@ -1,6 +1,7 @@
 """How all plots look: a colour for each model, labels beside lines, an axis of context lengths."""
 
 import itertools
+import textwrap
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
@@ -58,8 +59,9 @@ def lengths_on_x(axes: Axes, lengths: Sequence[int]) -> None:
 
 
 def notes(drawn: Figure, lines: Sequence[str]) -> None:
-    """Small print below the axes."""
-    drawn.text(0.02, 0.0675 / drawn.get_figheight(), "\n".join(lines), fontsize=7, color=GREY, va="bottom")
+    """Small print below the axes, which fits the figure's width."""
+    fitting = [part for line in lines for part in textwrap.wrap(line, int(16.5 * drawn.get_figwidth()))]
+    drawn.text(0.02, 0.0675 / drawn.get_figheight(), "\n".join(fitting), fontsize=7, color=GREY, va="bottom")
 
 
 def label_lines(axes: Axes, size: float = 9.0) -> None:
