@@ -10,7 +10,7 @@ from kernels_xla.common.spec import Tensor
 KERNELS = ["normalizers", "surplus"]
 NARROWEST = 64  # columns of a tile
 MEASURED = (32_000, "bfloat16")  # vocabulary and dtype of the models whose steps were timed
-TOKENS = 9_832  # of the smallest block in those steps: a masked one
+TOKENS = 9_856  # of the smallest block in those steps, a masked one, with its padding
 
 
 def of_block(
@@ -35,14 +35,15 @@ def of_block(
       As einsums have.
     """
     t, step = x.shape[0], Logits.STEP
-    m = sizes(t, table.shape[0], x.dtype)
+    m, of_tokens = sizes(t, table.shape[0], x.dtype), weights
     padded = lambda one: ops.pad(one, [(0, -t % step), *[(0, 0)] * (len(one.shape) - 1)])  # noqa: E731
     x, labels, weights = map(padded, (x, labels, weights))
     logits = ops.matmul(x, ops.transpose(table))
     normalizers, right = programs.run("normalizers", m, logits, bias, labels)
     surplus, sums = programs.run("surplus", m, logits, bias, labels, weights, normalizers)
     dtable = ops.cast(ops.matmul(ops.transpose(surplus), x), "float32")
-    return ops.sum(weights * (normalizers - right)), ops.matmul(surplus, table)[:t], dtable, ops.sum(sums, axis=0)
+    loss = ops.sum(of_tokens * (normalizers - right)[:t])  # padding's may be infinite
+    return loss, ops.matmul(surplus, table)[:t], dtable, ops.sum(sums, axis=0)
 
 
 def sizes(tokens: int, vocabulary: int, dtype) -> Logits:

@@ -14,6 +14,7 @@ from kernels_pallas.sizes import Logits
 
 ROWS = 4
 MOST = 5  # tiles whose rows are reduced together
+LEAST = float(jnp.finfo(jnp.float32).min)  # a maximum of -inf would make NaN of logits that all are -inf
 
 
 def plan(name: str, m: Logits, interpret: bool) -> Plan:
@@ -56,7 +57,7 @@ def _normalizers(logits, bias, labels, normalizers, right, *, m):
         return larger, total, found
 
     zeros = jnp.zeros((ROWS,), jnp.float32)
-    largest, total, found = lax.fori_loop(0, tiles // count, add, (zeros - jnp.inf, zeros, zeros))
+    largest, total, found = lax.fori_loop(0, tiles // count, add, (zeros + LEAST, zeros, zeros))
     normalizers[rows] = largest + jnp.log(total)
     right[rows] = found
 

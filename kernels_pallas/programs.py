@@ -64,6 +64,9 @@ def machine_obstacle() -> str | None:
         return None if jax.device_count() == 1 else f"a process with one device, got {jax.device_count()}"
     import tensorflow as tf
 
+    devices = tf.distribute.get_strategy().extended.worker_devices if tf.distribute.has_strategy() else ()
+    if others := [device for device in devices if ":GPU:" not in device]:
+        return f"replicas on GPUs alone, got {others[0]}"
     return None if tf.__version__.startswith(TENSORFLOW) else f"TensorFlow {TENSORFLOW}x, got {tf.__version__}"
 
 
@@ -72,7 +75,7 @@ def _missing(names, m):
     """Why there are no programs, or None. A failure is remembered too: each try starts a process."""
     try:
         programs(names, m)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         return str(error)
     return None
 

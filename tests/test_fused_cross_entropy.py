@@ -54,6 +54,14 @@ def test_it_is_the_oracle_in_value_and_every_gradient(vocabulary, size, block, i
     assert np.count_nonzero(want["bias"]) / vocabulary > ALIVE
 
 
+def test_ids_that_never_come_do_not_make_nan_of_the_others(interpreted):
+    arrays, labels, _ = given = drawn(v=3 * V)
+    arrays["bias"][:V] = -np.inf  # the first tiles have no other ids
+    labels[:] = V + labels % (2 * V)
+    found = errors(measured(fused.of_block, given), expected(given))
+    assert max(found.values()) < FLOAT32, found
+
+
 def test_in_bfloat16_it_is_as_exact_as_the_einsums(interpreted):
     want = expected(drawn())
     found, least = (errors(measured(one, drawn(), "bfloat16"), want) for one in (fused.of_block, of_block))
@@ -107,13 +115,35 @@ def test_auto_takes_it_where_it_was_measured_to_be_faster(backend, monkeypatch):
     assert not any(fused.is_faster(fused.sizes(*other)) for other in others)
 
 
+def test_it_needs_replicas_on_gpus(monkeypatch):
+    tf = pytest.importorskip("tensorflow")
+    monkeypatch.setattr(keras.config, "backend", lambda: "tensorflow")
+    monkeypatch.setattr(nvidia, "capability", lambda: nvidia.HOPPER)
+    strategy, found = tf.distribute.OneDeviceStrategy("CPU:0"), []
+    strategy.run(lambda: found.append(fused.obstacle(fused.sizes(128, 64, "float32"))))
+    assert found[0].startswith("replicas on GPUs alone, got") and found[0].endswith("CPU:0")
+
+
+def test_where_programs_cannot_be_written_it_says_so(tmp_path, monkeypatch):
+    (tmp_path / "env" / "bin").mkdir(parents=True)
+    (tmp_path / "env" / "bin" / "python").touch()
+    (tmp_path / "programs").touch()  # no folder
+    monkeypatch.setattr(programs, "HOME", tmp_path)
+    monkeypatch.setattr(programs, "machine_obstacle", lambda: None)
+    monkeypatch.setattr(keras.config, "backend", lambda: "tensorflow")
+    assert "programs" in fused.obstacle(fused.sizes(128, 64, "float32"))
+
+
 @pytest.mark.skipif((nvidia.capability() or (0, 0)) < nvidia.HOPPER, reason="needs an NVIDIA GPU from Hopper on")
-@pytest.mark.parametrize("tokens", [2048, 1000])
+@pytest.mark.parametrize(
+    ("tokens", "block", "vocabulary"),
+    [(2048, 2048, 4_096), (1000, 1000, 4_096), (600, 200, 32_000)],  # the last: a loop, padding, tiles five at a time
+)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_on_a_gpu_it_is_as_exact_as_the_einsums(dtype, tokens):
-    if (found := fused.obstacle(fused.sizes(tokens, 4_096, dtype))) is not None:
+def test_on_a_gpu_it_is_as_exact_as_the_einsums(dtype, tokens, block, vocabulary):
+    if (found := fused.obstacle(fused.sizes(block, vocabulary, dtype))) is not None:
         pytest.skip(f"the kernels need {found}")
-    given = drawn(tokens, 256, 4_096, 0.1)
+    given = drawn(tokens, 256, vocabulary, 0.1)
     want = expected(given)
-    found, least = (errors(measured(one, given, dtype, tokens, compiled), want) for one in (fused.of_block, of_block))
+    found, least = (errors(measured(one, given, dtype, block, compiled), want) for one in (fused.of_block, of_block))
     assert all(found[name] < BFLOAT16_FACTOR * least[name] for name in found), (found, least)

@@ -87,11 +87,15 @@ class Objective:
         x = model.encode(tokens, **options, training=True)
         (x, devices), (labels, _), (weights, _) = map(by_device, (x, labels, weights))
         table, each = model.head_weights, tokens_of_block(x.shape[0], devices=devices)
-        sizes = lambda: fused.sizes(each, table.shape[0], x.dtype)  # noqa: E731
-        runs_fused = takes_fused("train.loss_implementation", self.config.train.loss_implementation, fused, sizes)
-        one = fused.of_block if runs_fused else of_block
+        one = fused.of_block if has_fused_loss(self.config, each, table.shape[0], x.dtype) else of_block
         loss = cross_entropy(x, table, model.output_bias, labels, weights, devices=devices, of_block=one)
         return loss, ops.sum(weights)
+
+
+def has_fused_loss(config: Config, tokens: int, vocabulary: int, dtype) -> bool:
+    """Whether fused kernels compute the loss of blocks of so many tokens; a ValueError if they must and cannot."""
+    sizes = lambda: fused.sizes(tokens, vocabulary, dtype)  # noqa: E731
+    return takes_fused("train.loss_implementation", config.train.loss_implementation, fused, sizes)
 
 
 class CausalObjective(Objective):

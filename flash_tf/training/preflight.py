@@ -15,7 +15,9 @@ from flash_tf.data.sources import SOURCES
 from flash_tf.data.sources.prepared import PreparedText
 from flash_tf.training import mirror, modelling, run_directory
 from flash_tf.training.inputs import make_packing, tokenizer_of_words, tokens_folder
+from flash_tf.training.objective import Objective, has_fused_loss
 from flash_tf.training.tasks import Classification, Extraction, TaskObjective, objective_of
+from kernels_xla.common.cross_entropy import tokens_of_block
 
 SPECIAL = 5  # pad, eos, unk, mask and cls
 CHECKED = 1_000  # examples of each split; a mistake in later ones is found when their rows are made
@@ -174,9 +176,16 @@ def _memory(config, model):
 
 
 def _kernels(config, model):
+    rows, n = config.batch_size // config.train.accumulate, config.data.sequence_length
     for layer in model._flatten_layers(include_self=False):
         if hasattr(layer, "check_training"):
-            layer.check_training(config.batch_size // config.train.accumulate, config.data.sequence_length)
+            layer.check_training(rows, n)
+    if config.train.loss_implementation == "pallas":
+        if objective_of(config).loss is not Objective.loss:
+            kind = config.model["type"]
+            raise ValueError(f"train.loss_implementation 'pallas' needs a language model, got model.type {kind}")
+        predicted = rows * (n if config.masking is None else round(config.masking.rate * n))
+        has_fused_loss(config, tokens_of_block(predicted), config.model["vocabulary_size"], model.compute_dtype)
 
 
 def _has(folder, name):

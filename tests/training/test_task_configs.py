@@ -156,3 +156,10 @@ def test_a_word_that_list_ops_lacks_is_refused_before_any_work(tmp_path):
     loaded = config.load("long_range/arena_list_ops_flash", [source])
     with pytest.raises(ValueError, match="bad.tsv, line 2 needs the words of ListOps, got '12'"):
         preflight.check(loaded)
+
+
+def test_a_fused_loss_is_refused_for_a_model_without_the_head_of_a_language_model(tmp_path):
+    found = examples("long_range/arena_list_ops_flash", tmp_path)
+    loaded = config.load("long_range/arena_list_ops_flash", [found, "train.loss_implementation=pallas"])
+    with pytest.raises(ValueError, match="'pallas' needs a language model, got model.type classifier"):
+        preflight.check(loaded)
