@@ -18,9 +18,10 @@ TESTS = itertools.count(1)
 
 @pytest.fixture(scope="session", autouse=True)
 def heard():
-    """A shell ignores SIGINT for work in the background, and commands ignore what their parent ignores."""
-    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """A shell ignores SIGINT for work in the background, nohup SIGHUP; commands ignore what their parent ignores."""
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)
