@@ -35,14 +35,14 @@ def of_block(
       As einsums have.
     """
     t, step = x.shape[0], Logits.STEP
-    m, of_tokens = sizes(t, table.shape[0], x.dtype), weights
+    m = sizes(t, table.shape[0], x.dtype)
     padded = lambda one: ops.pad(one, [(0, -t % step), *[(0, 0)] * (len(one.shape) - 1)])  # noqa: E731
-    x, labels, weights = map(padded, (x, labels, weights))
+    x, labels, padded_weights = map(padded, (x, labels, weights))
     logits = ops.matmul(x, ops.transpose(table))
     normalizers, right = programs.run("normalizers", m, logits, bias, labels)
-    surplus, sums = programs.run("surplus", m, logits, bias, labels, weights, normalizers)
+    surplus, sums = programs.run("surplus", m, logits, bias, labels, padded_weights, normalizers)
     dtable = ops.cast(ops.matmul(ops.transpose(surplus), x), "float32")
-    loss = ops.sum(of_tokens * (normalizers - right)[:t])  # padding's may be infinite
+    loss = ops.sum(weights * (normalizers - right)[:t])  # padding's may be infinite
     return loss, ops.matmul(surplus, table)[:t], dtable, ops.sum(sums, axis=0)
 
 
