@@ -4,7 +4,8 @@
     KERAS_BACKEND=jax python -m benchmarks.kernels --kernel flash --tokens 4096
     python -m benchmarks.kernels --kernel linear --vary form chunks cumsum matmul
 
-The kernels are the ones that the contract tests find. A kernel that differs from its reference is not timed.
+The kernels are the ones that the contract tests find, and the attention of cosFormer and FAVOR+. A kernel that differs
+from its reference is not timed.
 """
 
 import argparse
@@ -18,9 +19,12 @@ import numpy as np
 import yaml
 
 from benchmarks import device, result_files
-from tests.oracles import CASES, TIMED
+from tests import oracles
 
 LENGTHS = (512, 2048, 8192)
+COMPOSED = {"causal": True, "normalized": True}  # the case of `benchmarks.composed`
+CASES = {**oracles.CASES, "cosformer": (COMPOSED,), "favor": (COMPOSED,)}
+TIMED = {**oracles.TIMED, "cosformer": COMPOSED, "favor": COMPOSED}
 # FLASH of width 768: one head of key width 128 and value width 2 x 768.
 SIZES = {"h": 1, "k": 1, "s": 128, "e": 1536, "r": 128, "d": 768, "w": 4}
 MANY_HEADS = {"h": 12, "s": 64, "e": 64}  # the Transformer++ of that width
@@ -30,6 +34,8 @@ OF_MANY_HEADS = (
     "combiner_fixed",
     "retention",
     "gla",
+    "cosformer",
+    "favor",
     "kernelized_attention",
     "skyformer",
     "reformer",
@@ -67,9 +73,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(args):
     import kernels_xla
-    from benchmarks import backends
+    from benchmarks import backends, composed
 
-    specs = kernels_xla.specs()
+    specs = {**kernels_xla.specs(), **composed.SPECS}
     if unknown := set(args.kernel or specs) - specs.keys():
         raise ValueError(f"no kernel is called {', '.join(sorted(unknown))}; there are {', '.join(specs)}")
     results = result_files.Results(

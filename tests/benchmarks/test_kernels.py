@@ -10,7 +10,7 @@ import pytest
 from keras import ops
 
 import kernels_xla
-from benchmarks import kernels, result_files
+from benchmarks import composed, kernels, result_files
 from kernels_xla.common import nvidia
 from tests.oracles import TIMED
 
@@ -69,6 +69,12 @@ def test_every_kernel_passes_the_check_before_its_timing(name):
     assert error < kernels.PARITY, where
 
 
+@pytest.mark.parametrize("name", composed.SPECS)
+def test_features_and_linear_attention_pass_it_too(name):
+    error, where = kernels.parity(composed.SPECS[name], kernels.TIMED[name])
+    assert error < kernels.PARITY, where
+
+
 @pytest.mark.full
 def test_a_fused_form_passes_the_check_before_its_timing(interpreted, monkeypatch):
     scan = kernels_xla.specs()["selective_scan"]
@@ -90,7 +96,7 @@ def test_a_kernel_is_timed_once_for_each_value_of_an_option():
 
 
 def test_sizes_have_every_axis_of_every_kernel():
-    for spec in kernels_xla.specs().values():
+    for spec in (*kernels_xla.specs().values(), *composed.SPECS.values()):
         for sizes in ({**kernels.SIZES, "b": 1, "n": 3, "m": 3}, {**kernels.SMALL, "n": 3}):
             assert kernels.draw(spec, sizes).keys() == spec.inputs.keys()
 

@@ -175,20 +175,14 @@ class LinearAttention(LinearMixer):
         q, k = (rotary(part, positions) for part in (q, k)) if self.rotary else (q, k)
         q, k = self._features(q, k)
         q, k = (self.turn(part, positions=positions) for part in (q, k)) if self.lrpe else (q, k)
-        q, k = (self._weighted(part, positions) for part in (q, k)) if self.cosine_length else (q, k)
+        if self.cosine_length:
+            q, k = (cosine_features(part, positions, self.cosine_length) for part in (q, k))
         return {"q": q, "k": k, "v": v}, []
 
     def _features(self, q, k):
         if self.features == "favor":
             return self.favor(q, query=True), self.favor(k)
         return (FEATURES[self.features](part) for part in (q, k))
-
-    def _weighted(self, x, positions):
-        """`[b, n, h, s]` -> `[b, n, h, 2s]`: x times cosines and sines of a quarter turn over `cosine_length`."""
-        wide = ops.cast(x, sum_dtype(x))
-        angle = ops.cast(positions, wide.dtype)[..., None, None] * (math.pi / 2 / self.cosine_length)
-        both = ops.concatenate([wide * ops.cos(angle), wide * ops.sin(angle)], axis=-1)
-        return ops.cast(both, x.dtype)
 
     def leave(self, out: Tensor, rest: list[Tensor]) -> Tensor:
         out = ops.reshape(out, (*ops.shape(out)[:2], self.width))
@@ -207,3 +201,15 @@ class LinearAttention(LinearMixer):
         )  # a state for each token
         exponentials = 4 * self.favor.count * self.heads if self.features == "favor" else 0  # float32 counts twice
         return 9 * self.width + 4 * keys + exponentials + inside
+
+
+def cosine_features(x: Tensor, positions: Tensor, length: int) -> Tensor:
+    """`[b, n, h, s]` -> `[b, n, h, 2s]`: x times cosines and sines of a quarter turn over `length` tokens.
+
+    The product of two such features is multiplied by cos(pi/2 (i - j) / length), as in cosFormer
+    (arXiv:2202.08791). `positions` are `[b, n]`.
+    """
+    wide = ops.cast(x, sum_dtype(x))
+    angle = ops.cast(positions, wide.dtype)[..., None, None] * (math.pi / 2 / length)
+    both = ops.concatenate([wide * ops.cos(angle), wide * ops.sin(angle)], axis=-1)
+    return ops.cast(both, x.dtype)
