@@ -210,6 +210,50 @@ class Logits(Sizes):
         return {"normalizers": [of_token, of_token], "surplus": [surplus, sums]}[name]
 
 
+@dataclasses.dataclass(frozen=True)
+class Norm(Sizes):
+    """The sizes of a norm of tokens.
+
+    Attributes:
+      tokens: Of the batch.
+      width: d.
+      dtype: Of the tokens and their gradients; parameters and their gradients are float32.
+      centered: Whether the mean is subtracted, as in LayerNorm.
+      epsilon: Added to the mean square.
+    """
+
+    tokens: int
+    width: int
+    dtype: str
+    centered: bool
+    epsilon: float
+
+    module: ClassVar[str] = "norm_kernels"
+    STEP: ClassVar[int] = 128  # the most of them
+
+    @property
+    def columns(self) -> int:
+        """Columns of a tile. A program holds all tiles of its tokens."""
+        return block(self.width, 1024)
+
+    def rows(self, numbers: int) -> int:
+        """Tokens of a program that holds so many numbers."""
+        return block(self.tokens, 1 << max(0, (numbers // self.width).bit_length() - 1))
+
+    @property
+    def step(self) -> int:
+        """Tokens whose parts of the parameters' gradients one program sums."""
+        return block(self.tokens, self.STEP)
+
+    def arguments(self, name: str) -> Shapes:
+        x, parameter = ((self.tokens, self.width), self.dtype), ((self.width,), "float32")
+        return {"normalized": [x, parameter, parameter], "norm_gradient": [x, parameter, x, x]}[name]
+
+    def results(self, name: str) -> Shapes:
+        x, sums = ((self.tokens, self.width), self.dtype), ((self.tokens // self.step, self.width), "float32")
+        return {"normalized": [x], "norm_gradient": [x, sums, sums]}[name]
+
+
 def block(size: int, most: int) -> int:
     """The largest power of 2 that divides `size`, but at most `most`."""
     return min(size & -size, most)

@@ -23,7 +23,10 @@ from flash_tf.registry import check_options, mixer_name
 WRITER = "convert"
 EMBEDDING = "embedding/embeddings"
 # They change no output, or are compared with all options of their own.
-UNSEEN = ("causal", "block_size", "implementation", "dropout", "attention_dropout", "remat", "mixer", "feedforward")
+UNSEEN = (
+    *("causal", "block_size", "implementation", "norm_implementation", "dropout", "attention_dropout"),
+    *("remat", "mixer", "feedforward"),
+)
 SAME = {"swish": "silu"}  # activations with two names
 
 

@@ -1,4 +1,4 @@
-"""The option `implementation` of what `kernels_pallas` has fused kernels for."""
+"""The options `implementation` and `norm_implementation` of what `kernels_pallas` has fused kernels for."""
 
 from collections.abc import Callable
 from types import ModuleType
@@ -10,11 +10,11 @@ from kernels_pallas.sizes import Sizes
 IMPLEMENTATIONS = ("auto", "xla", "pallas")
 
 
-def check_implementation(mixer: keras.layers.Layer) -> None:
-    """Raises a ValueError unless `mixer.implementation` is one of `IMPLEMENTATIONS`."""
-    if mixer.implementation not in IMPLEMENTATIONS:
-        needed = f"implementation must be one of {', '.join(IMPLEMENTATIONS)}"
-        raise ValueError(f"{type(mixer).__name__}: {needed}, got {mixer.implementation!r}")
+def check_implementation(layer: keras.layers.Layer, option: str = "implementation") -> None:
+    """Raises a ValueError unless the layer's `option` is one of `IMPLEMENTATIONS`."""
+    if (given := getattr(layer, option)) not in IMPLEMENTATIONS:
+        needed = f"{option} must be one of {', '.join(IMPLEMENTATIONS)}"
+        raise ValueError(f"{type(layer).__name__}: {needed}, got {given!r}")
 
 
 def runs_fused(

@@ -73,6 +73,7 @@ class LanguageModel(Base, Recomputed, keras.Model):
       head_norm_epsilon: The same for the norm before the head; None for `norm_epsilon`.
       post_norm: Whether a block's norm comes after its sum, as in BERT. The norm before the head stays.
       token_types: Number of token types, as BERT's two; each adds a learned vector to its tokens. None for no types.
+      norm_implementation: "auto", "xla" or "pallas", for the norm of each block; see `ResidualBlock`.
       **kwargs: Passed to `keras.Model`.
 
     Attributes:
@@ -109,6 +110,7 @@ class LanguageModel(Base, Recomputed, keras.Model):
         head_norm_epsilon: float | None = None,
         post_norm: bool = False,
         token_types: int | None = None,
+        norm_implementation: str = "auto",
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -122,6 +124,7 @@ class LanguageModel(Base, Recomputed, keras.Model):
         self.tie_embeddings, self.norm_epsilon = tie_embeddings, norm_epsilon
         self.head_norm_epsilon = head_norm_epsilon
         self.post_norm, self.token_types = post_norm, token_types
+        self.norm_implementation = norm_implementation
         self._check()
         self._make_layers()
 
@@ -195,7 +198,7 @@ class LanguageModel(Base, Recomputed, keras.Model):
     def _block(self, inner, name, i):
         again = self.remat is True or i < self.remat
         options = {"norm": self.norm, "dropout": self.dropout, "remat": again, "norm_epsilon": self.norm_epsilon}
-        options["post_norm"] = self.post_norm
+        options |= {"post_norm": self.post_norm, "norm_implementation": self.norm_implementation}
         return ResidualBlock(inner, **options, name=f"{name}_{i}", dtype=self.dtype_policy)
 
     def build(self, input_shape: tuple | None = None) -> None:

@@ -11,7 +11,7 @@ OF_BLOCKS = r"(mixer|feedforward)_\d+/|positions/"  # weights, by their path bel
 MOST_NAMES = 6  # in a line
 OF_THE_FUNCTION = ("norm", "norm_epsilon", "post_norm", "embedding_norm", "position_embedding")  # options of models
 # Options of layers that leave the function as it is, the model's kind, and mixers that are compared one by one.
-UNSAID = {"name", "dtype", "trainable", "implementation", "bias_start", "causal", "mixers"}
+UNSAID = {"name", "dtype", "trainable", "implementation", "norm_implementation", "bias_start", "causal", "mixers"}
 
 
 class Transfer(NamedTuple):

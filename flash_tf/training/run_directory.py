@@ -33,6 +33,7 @@ MAY_CHANGE = (  # options that may differ between two starts of one run
     "strategy.",
     "data.cache",
     "model.no_answer_threshold",
+    "model.norm_implementation",
     "profile",
     "paper",
     "wandb",

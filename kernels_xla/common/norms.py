@@ -9,6 +9,7 @@ from keras import ops
 from kernels_xla.common.accumulate import sum_dtype
 from kernels_xla.common.spec import KernelSpec, Tensor
 
+SIMPLE_EPSILON = 1e-16  # of `simple_rms_norm`
 
 def scale_norm(x: Tensor, g: Tensor, *, epsilon: float = 1e-5) -> Tensor:
     """ScaleNorm: y = g x / sqrt(mean(x^2) + epsilon), one learned length for every vector.
@@ -38,7 +39,7 @@ def simple_rms_norm(x: Tensor) -> Tensor:
     The paper adds 1e-8 outside the root, where the gradient at the zero vector is NaN. We add 1e-16 inside the root,
     which gives the same result for all other vectors.
     """
-    return scale_norm(x, 1.0, epsilon=1e-16)
+    return scale_norm(x, 1.0, epsilon=SIMPLE_EPSILON)
 
 
 def scale_norm_reference(x, g, *, epsilon=1e-5):

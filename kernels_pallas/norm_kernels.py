@@ -1,0 +1,86 @@
+"""A norm and its gradient in Pallas, through Triton: one pass each, where XLA takes three.
+
+A program holds all columns of a few tokens, as tiles, because Triton needs powers of 2.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from kernels_pallas.launching import Plan
+from kernels_pallas.sizes import Norm
+
+Tiles = list[jax.Array]
+NUMBERS = {"normalized": 3072, "norm_gradient": 3072}  # of x that a program holds at a time
+WARPS = {"normalized": 4, "norm_gradient": 4}
+
+
+def plan(name: str, m: Norm, interpret: bool) -> Plan:
+    """How a kernel runs.
+
+    Args:
+      name: "normalized": (x, gamma, beta) -> the norm of x. "norm_gradient": (x, gamma, the gradient of the norm, a
+        gradient of x from elsewhere) -> the whole gradient of x, sums of gamma's and of beta's over each `step` tokens.
+      m: Sizes.
+      interpret: Whether Pallas' interpreter runs it.
+    """
+    del interpret
+    rows = m.rows(NUMBERS[name])  # it divides `step`
+    kernel, tokens = (_normalized, rows) if name == "normalized" else (_gradient, m.step)
+    return Plan(functools.partial(kernel, m=m, count=rows), (m.tokens // tokens,), WARPS[name])
+
+
+def _columns(m):
+    return [pl.ds(first, m.columns) for first in range(0, m.width, m.columns)]
+
+
+def _tiles(of, rows, m) -> Tiles:
+    return [of[rows, cols].astype(jnp.float32) for cols in _columns(m)]
+
+
+def _mean(tiles: Tiles, m):
+    """Of each token, `[rows, 1]`. Tiles are added first, so that one sum crosses threads."""
+    return jnp.sum(functools.reduce(jnp.add, tiles), axis=1)[:, None] / m.width
+
+
+def _standardized(tiles: Tiles, m):
+    """Tokens of mean square 1, and what they were multiplied by, `[rows, 1]`."""
+    if m.centered:
+        mean = _mean(tiles, m)
+        tiles = [tile - mean for tile in tiles]
+    factor = lax.rsqrt(_mean([tile * tile for tile in tiles], m) + m.epsilon)
+    return [tile * factor for tile in tiles], factor
+
+
+def _normalized(x, gamma, beta, out, *, m, count):
+    rows = pl.ds(pl.program_id(0) * count, count)
+    tiles, _ = _standardized(_tiles(x, rows, m), m)
+    for tile, cols in zip(tiles, _columns(m), strict=True):
+        out[rows, cols] = (tile * gamma[cols][None] + beta[cols][None]).astype(out.dtype)
+
+
+def _gradient(x, gamma, dy, residual, dx, dgamma, dbeta, *, m, count):
+    """With x' standardized and g = gamma dy: dx = residual + factor (g - x' mean(g x') - mean(g))."""
+    group = pl.program_id(0)
+
+    def add(i, sums):
+        rows = pl.ds(group * m.step + i * count, count)
+        tiles, factor = _standardized(_tiles(x, rows, m), m)
+        dys = _tiles(dy, rows, m)
+        scaled = [tile * gamma[cols][None] for tile, cols in zip(dys, _columns(m), strict=True)]
+        along = _mean([g * tile for g, tile in zip(scaled, tiles, strict=True)], m)
+        mean = _mean(scaled, m) if m.centered else 0.0
+        for g, tile, cols in zip(scaled, tiles, _columns(m), strict=True):
+            inner = factor * (g - tile * along - mean)
+            dx[rows, cols] = (residual[rows, cols].astype(jnp.float32) + inner).astype(dx.dtype)
+        parts = [d * tile for d, tile in zip(dys, tiles, strict=True)], dys
+        return [[total + part for total, part in zip(*both, strict=True)] for both in zip(sums, parts, strict=True)]
+
+    zeros = [jnp.zeros((count, m.columns), jnp.float32) for _ in _columns(m)]
+    sums = lax.fori_loop(0, m.step // count, add, [zeros, zeros])
+    for out, totals in zip((dgamma, dbeta), sums, strict=True):
+        for total, cols in zip(totals, _columns(m), strict=True):
+            out[group, cols] = jnp.sum(total, axis=0)

@@ -1,0 +1,72 @@
+"""A norm in front of a residual branch, fused: one pass forward and one backward."""
+
+import keras
+from keras import ops
+
+from kernels_pallas import programs
+from kernels_pallas.sizes import Norm
+from kernels_xla.common.spec import Tensor
+
+KERNELS = ["normalized", "norm_gradient"]
+NARROWEST = 64  # columns of a tile
+WIDEST = 8192  # columns that a program holds
+MEASURED = (768, "bfloat16")  # width and dtype of the models whose steps were timed
+TOKENS = 65_536  # of those steps
+
+
+def with_norm(x: Tensor, gamma: Tensor, beta: Tensor, *, centered: bool, epsilon: float) -> tuple[Tensor, Tensor]:
+    """The tokens, and y = gamma (x - mean) / sqrt(var + epsilon) + beta of each token: what enters a residual block.
+
+    Both have one backward pass, which adds the gradient of y to that of x.
+
+    Args:
+      x: `[b, n, d]`, bfloat16 or float32, of a static shape.
+      gamma: `[d]`.
+      beta: `[d]`.
+      centered: Whether the mean is subtracted. Without, var is the mean square, as in RMSNorm.
+      epsilon: Added to var.
+
+    Returns:
+      x and y, `[b, n, d]`, in the dtype of `x`.
+
+    Cost:
+      Two tensors as large as x are read or written forward, and four backward, where einsums take four and eight.
+
+    Precision:
+      Statistics and sums are float32. The two gradients of x are added before they are rounded.
+    """
+    m = sizes(tuple(x.shape), x.dtype, centered, epsilon)
+    given = [ops.reshape(x, (m.tokens, m.width)), *(ops.cast(one, "float32") for one in (gamma, beta))]
+    both = ops.custom_gradient(lambda *given: _with_norm(m, *given))(*given)
+    return tuple(ops.reshape(one, x.shape) for one in both)
+
+
+def sizes(shape: tuple, dtype, centered: bool, epsilon: float) -> Norm:
+    """The sizes of the kernels for x of that `shape` `[b, n, d]`."""
+    b, n, width = shape
+    dtype = keras.backend.standardize_dtype(dtype)
+    return Norm(tokens=b * n, width=width, dtype=dtype, centered=centered, epsilon=epsilon)
+
+
+def obstacle(m: Norm) -> str | None:
+    """Why the fused kernels cannot run, or None."""
+    if m.dtype not in ("bfloat16", "float32") or m.columns < NARROWEST or m.width > WIDEST:
+        got = f"{m.dtype}, a width of {m.width:,}"
+        return f"bfloat16 or float32, and a width that is a multiple of {NARROWEST} up to {WIDEST:,}, got {got}"
+    return programs.obstacle(KERNELS, m)
+
+
+def is_faster(m: Norm) -> bool:
+    """Whether the fused kernels are faster than einsums, by what was measured: bfloat16, width 768, in TensorFlow."""
+    return keras.config.backend() == "tensorflow" and (m.width, m.dtype) == MEASURED and m.tokens >= TOKENS
+
+
+def _with_norm(m, x, gamma, beta):
+    [y] = programs.run("normalized", m, x, gamma, beta)
+
+    def gradient(*arguments):  # JAX passes the gradients of several results as one tuple
+        dx, dy = arguments[0] if len(arguments) == 1 else arguments
+        dx, dgamma, dbeta = programs.run("norm_gradient", m, x, gamma, dy, dx)
+        return dx, ops.sum(dgamma, axis=0), ops.sum(dbeta, axis=0)
+
+    return (x, y), gradient
