@@ -64,23 +64,22 @@ def _normalized(x, gamma, beta, out, *, m, count):
 
 def _gradient(x, gamma, dy, residual, dx, dgamma, dbeta, *, m, count):
     """With x' standardized and g = gamma dy: dx = residual + factor (g - x' mean(g x') - mean(g))."""
-    group = pl.program_id(0)
+    group, columns = pl.program_id(0), _columns(m)
+    gammas = [gamma[cols][None] for cols in columns]
 
     def add(i, sums):
         rows = pl.ds(group * m.step + i * count, count)
-        tiles, factor = _standardized(_tiles(x, rows, m), m)
-        dys = _tiles(dy, rows, m)
-        scaled = [tile * gamma[cols][None] for tile, cols in zip(dys, _columns(m), strict=True)]
+        tiles, dys, rest = (_tiles(of, rows, m) for of in (x, dy, residual))  # at once: each would wait for the last
+        tiles, factor = _standardized(tiles, m)
+        scaled = [tile * scale for tile, scale in zip(dys, gammas, strict=True)]
         along = _mean([g * tile for g, tile in zip(scaled, tiles, strict=True)], m)
         mean = _mean(scaled, m) if m.centered else 0.0
-        for g, tile, cols in zip(scaled, tiles, _columns(m), strict=True):
-            inner = factor * (g - tile * along - mean)
-            dx[rows, cols] = (residual[rows, cols].astype(jnp.float32) + inner).astype(dx.dtype)
+        for g, tile, other, cols in zip(scaled, tiles, rest, columns, strict=True):
+            dx[rows, cols] = (other + factor * (g - tile * along - mean)).astype(dx.dtype)
         parts = [d * tile for d, tile in zip(dys, tiles, strict=True)], dys
-        return [[total + part for total, part in zip(*both, strict=True)] for both in zip(sums, parts, strict=True)]
+        return [[a + jnp.sum(b, axis=0) for a, b in zip(*both, strict=True)] for both in zip(sums, parts, strict=True)]
 
-    zeros = [jnp.zeros((count, m.columns), jnp.float32) for _ in _columns(m)]
-    sums = lax.fori_loop(0, m.step // count, add, [zeros, zeros])
-    for out, totals in zip((dgamma, dbeta), sums, strict=True):
-        for total, cols in zip(totals, _columns(m), strict=True):
-            out[group, cols] = jnp.sum(total, axis=0)
+    zeros = [jnp.zeros((m.columns,), jnp.float32) for _ in columns]
+    for out, sums in zip((dgamma, dbeta), lax.fori_loop(0, m.step // count, add, [zeros, zeros]), strict=True):
+        for total, cols in zip(sums, columns, strict=True):
+            out[group, cols] = total

@@ -11,6 +11,7 @@ from kernels_xla.common.spec import KernelSpec, Tensor
 
 SIMPLE_EPSILON = 1e-16  # of `simple_rms_norm`
 
+
 def scale_norm(x: Tensor, g: Tensor, *, epsilon: float = 1e-5) -> Tensor:
     """ScaleNorm: y = g x / sqrt(mean(x^2) + epsilon), one learned length for every vector.
 
