@@ -14,8 +14,8 @@ from kernels_pallas.launching import Plan
 from kernels_pallas.sizes import Norm
 
 Tiles = list[jax.Array]
-NUMBERS = {"normalized": 3072, "norm_gradient": 3072}  # of x that a program holds at a time
-WARPS = {"normalized": 4, "norm_gradient": 4}
+NUMBERS = {"normalized": 768, "norm_gradient": 1536}  # of x that a program holds at a time
+WARPS = {"normalized": 1, "norm_gradient": 1}
 
 
 def plan(name: str, m: Norm, interpret: bool) -> Plan:

@@ -229,7 +229,7 @@ class Norm(Sizes):
     epsilon: float
 
     module: ClassVar[str] = "norm_kernels"
-    STEP: ClassVar[int] = 128  # the most of them
+    STEP: ClassVar[int] = 64  # the most of them
 
     @property
     def columns(self) -> int:
