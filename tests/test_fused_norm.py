@@ -116,6 +116,24 @@ def test_a_block_trains_with_every_norm_as_with_einsums(kind, dtype, interpreted
         both["pallas"](x, training=True)
 
 
+@pytest.mark.parametrize("kind", ["layer_norm", "rms_norm"])
+def test_parameters_have_the_dtype_that_the_norm_itself_reads(kind, interpreted, monkeypatch):
+    """LayerNormalization reads float32, RMSNormalization what the policy says."""
+    monkeypatch.setattr(programs, "obstacle", lambda names, m: None)
+    both, x = blocks(kind, "mixed_bfloat16"), np.random.default_rng(0).normal(size=(2, 8, 64))
+    x = ops.convert_to_tensor(x, "bfloat16")
+    seen, run = {}, programs.run
+    monkeypatch.setattr(
+        programs, "run", lambda name, m, x, gamma, *rest: seen.update(gamma=gamma) or run(name, m, x, gamma, *rest)
+    )
+    both["pallas"](x, training=True)
+    weight = both["pallas"].norm.trainable_variables[0]
+    rounded = ops.cast(ops.cast(weight.value, "bfloat16"), "float32")
+    want = weight.value if kind == "layer_norm" else rounded
+    assert np.array_equal(backends.to_numpy(seen["gamma"]), backends.to_numpy(want))
+    assert not np.array_equal(backends.to_numpy(rounded), backends.to_numpy(weight.value))
+
+
 def test_a_model_passes_the_option_on_and_keeps_it(interpreted, monkeypatch):
     monkeypatch.setattr(programs, "obstacle", lambda names, m: None)
     mixer = {"type": "flash", "chunk_size": 8, "key_dim": 8}

@@ -7,7 +7,6 @@ from typing import Any, Self
 
 import keras
 from keras import ops
-from keras.src.backend.common.variables import AutocastScope
 
 from flash_tf.layers.base import SameShape
 from flash_tf.layers.common import quantized
@@ -154,11 +153,10 @@ class ResidualBlock(SameShape, Recomputed, keras.layers.Layer):
 
     def _with_norm(self, x):
         """x, and its norm, with one backward pass for both."""
-        with AutocastScope(self.norm.compute_dtype if self.norm.autocast else None):  # as in the norm's own call
-            gamma = getattr(self.norm, SCALES[self.kind]) if self.kind in SCALES else 1.0
-            beta = getattr(self.norm, "beta", None)
-            given = [ops.cast(one, "float32") for one in (gamma, 0.0 if beta is None else beta)]
-        gamma, beta = (ops.broadcast_to(one, (self.width,)) for one in given)
+        gamma = getattr(self.norm, SCALES[self.kind]) if self.kind in SCALES else 1.0
+        beta = getattr(self.norm, "beta", None)
+        parameters = (ops.cast(one, "float32") for one in (gamma, 0.0 if beta is None else beta))
+        gamma, beta = (ops.broadcast_to(one, (self.width,)) for one in parameters)
         return fused.with_norm(x, gamma, beta, **self._fused_options())
 
     def recomputed(self, call: Callable) -> Callable:
