@@ -40,7 +40,10 @@ OPTIONS = {  # of every layer that is in no registry, none at its default
     OffsetScale: {"heads": ["q", "k"], "gamma": "normal", "use_bias": False},
     RandomFeatures: {"count": 24},
     RelativeBias: {"width": 6},
-    ResidualBlock: {"norm": "layer_norm", "dropout": 0.25, "remat": True, "norm_epsilon": 1e-2, "post_norm": True},
+    ResidualBlock: {
+        **{"norm": "layer_norm", "dropout": 0.25, "remat": True, "norm_epsilon": 1e-2, "post_norm": True},
+        "norm_implementation": "xla",
+    },
     RotaryEmbedding: {"base": 100.0},
     ScaledSinusoidalEmbedding: {"width": 6},
     ScaleNorm: {"epsilon": 1e-2},

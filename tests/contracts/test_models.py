@@ -36,6 +36,7 @@ CHANGED = {  # none at its default
     "norm_epsilon": 1e-3,
     "head_norm_epsilon": 1e-4,
     "post_norm": True,
+    "norm_implementation": "xla",
     "token_types": 2,
 }
 
