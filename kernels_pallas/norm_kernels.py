@@ -15,7 +15,6 @@ from kernels_pallas.sizes import Norm
 
 Tiles = list[jax.Array]
 NUMBERS = {"normalized": 768, "norm_gradient": 1536}  # of x that a program holds at a time
-WARPS = {"normalized": 1, "norm_gradient": 1}
 
 
 def plan(name: str, m: Norm, interpret: bool) -> Plan:
@@ -30,7 +29,7 @@ def plan(name: str, m: Norm, interpret: bool) -> Plan:
     del interpret
     rows = m.rows(NUMBERS[name])  # it divides `step`
     kernel, tokens = (_normalized, rows) if name == "normalized" else (_gradient, m.step)
-    return Plan(functools.partial(kernel, m=m, count=rows), (m.tokens // tokens,), WARPS[name])
+    return Plan(functools.partial(kernel, m=m, count=rows), (m.tokens // tokens,), warps=max(1, m.width // 1024))
 
 
 def _columns(m):

@@ -1,5 +1,7 @@
 """A norm in front of a residual branch, fused: one pass forward and one backward."""
 
+import math
+
 import keras
 from keras import ops
 
@@ -9,7 +11,7 @@ from kernels_xla.common.spec import Tensor
 
 KERNELS = ["normalized", "norm_gradient"]
 NARROWEST = 64  # columns of a tile
-WIDEST = 8192  # columns that a program holds
+MOST = 16  # tiles of a token, each of 64 to 1,024 columns; a program holds them all
 MEASURED = (768, "bfloat16")  # width and dtype of the models whose steps were timed
 TOKENS = 65_536  # of those steps
 
@@ -20,17 +22,18 @@ def with_norm(x: Tensor, gamma: Tensor, beta: Tensor, *, centered: bool, epsilon
     Both have one backward pass. It adds the gradient through y to the gradient of x.
 
     Args:
-      x: `[b, n, d]`, bfloat16 or float32, of a static shape.
+      x: `[..., d]`, bfloat16 or float32, of a static shape.
       gamma: `[d]`.
       beta: `[d]`.
       centered: Whether the mean is subtracted. Without, var is the mean square, as in RMSNorm.
       epsilon: Added to var.
 
     Returns:
-      x and y, `[b, n, d]`, in the dtype of `x`.
+      x and y, `[..., d]`, in the dtype of `x`.
 
     Cost:
-      Two tensors as large as x are read or written forward, and four backward, where einsums take four and eight.
+      Two tensors as large as x are read or written forward, and four backward, where einsums take four and eight. The
+      parameters' gradients are sums of 64 tokens or, if 64 does not divide them all, of the power of 2 that does.
 
     Precision:
       Statistics and sums are float32. The two gradients of x are added before they are rounded.
@@ -42,17 +45,17 @@ def with_norm(x: Tensor, gamma: Tensor, beta: Tensor, *, centered: bool, epsilon
 
 
 def sizes(shape: tuple, dtype, centered: bool, epsilon: float) -> Norm:
-    """The sizes of the kernels for x of that `shape` `[b, n, d]`."""
-    b, n, width = shape
+    """The sizes of the kernels for x of that `shape` `[..., d]`."""
+    *lead, width = shape
     dtype = keras.backend.standardize_dtype(dtype)
-    return Norm(tokens=b * n, width=width, dtype=dtype, centered=centered, epsilon=epsilon)
+    return Norm(tokens=math.prod(lead), width=width, dtype=dtype, centered=centered, epsilon=float(epsilon))
 
 
 def obstacle(m: Norm) -> str | None:
     """Why the fused kernels cannot run, or None."""
-    if m.dtype not in ("bfloat16", "float32") or m.columns < NARROWEST or m.width > WIDEST:
-        got = f"{m.dtype}, a width of {m.width:,}"
-        return f"bfloat16 or float32, and a width that is a multiple of {NARROWEST} up to {WIDEST:,}, got {got}"
+    if m.dtype not in ("bfloat16", "float32") or m.columns < NARROWEST or m.width > MOST * m.columns:
+        needed = f"a width of at most {MOST} times a power of 2 from {NARROWEST} to 1,024"
+        return f"bfloat16 or float32, and {needed}, got {m.dtype}, a width of {m.width:,}"
     return programs.obstacle(KERNELS, m)
 
 
@@ -61,7 +64,8 @@ def is_faster(m: Norm) -> bool:
 
     Causal steps of 65,536 tokens, with LayerNorm, were faster by 3 %, and masked ones, with ScaleNorm, by 2 %.
     """
-    return keras.config.backend() == "tensorflow" and (m.width, m.dtype) == MEASURED and m.tokens >= TOKENS
+    whole = m.tokens >= TOKENS and m.step == m.STEP
+    return keras.config.backend() == "tensorflow" and (m.width, m.dtype) == MEASURED and whole
 
 
 def _with_norm(m, x, gamma, beta):

@@ -16,6 +16,7 @@ from flash_tf.generation import greedy
 from flash_tf.training import modelling
 from flash_tf.training.objective import OBJECTIVES
 from flash_tf.training.optimizer import AdamW
+from flash_tf.training.preflight import check_kernels
 from flash_tf.training.trainer import TrainStep
 
 STEP = (Argument(name="step", role="step", shape=(), dtype="int64"),)
@@ -67,11 +68,15 @@ class Experiment:
       model: The model with its weights.
       objective: The training objective.
       optimizer: The optimizer of the model's weights.
+
+    Raises:
+      ValueError: The config needs fused kernels that cannot run here.
     """
 
     def __init__(self, config: Config, tokenizer):
         self.config, self.tokenizer, initializers = config, tokenizer, _initializers(config)
         self.model = modelling.make_model(config)
+        check_kernels(config, self.model)
         self.objective = OBJECTIVES[config.model["type"]](config, tokenizer)
         trained = {v.path: v.value for v in self.model.trainable_variables}
         self.optimizer = AdamW(config.optimizer, config.train.steps, trained)

@@ -16,13 +16,14 @@ from typing import Any
 import yaml
 
 from flash_tf import config as configs
-from flash_tf import renamed, strict_yaml
+from flash_tf import model_stats, renamed, strict_yaml
 from flash_tf.compiling import artifact, timing
 from flash_tf.compiling.programs import Experiment
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.profiling.operations import memory_of
 from flash_tf.registry import listed
 from flash_tf.training import modelling
+from flash_tf.training.preflight import check_kernels
 
 BLOCK, CHUNK = "block_size", "chunk_size"
 SIZES = (16, 32, 64, 128, 256, 512)  # the default candidates, up to the sequence length
@@ -51,7 +52,9 @@ def tune(config: configs.Config, sizes: Sequence[int] | None, steps: int, report
     if steps < 2 or min(sizes) < 1:
         raise ValueError(f"tune needs --steps >= 2 and sizes >= 1, got {steps} and {sorted(sizes)}")
     for size in (now, *sizes):  # all of them before any work
-        modelling.with_masking(_with(config, option, size))
+        sized = modelling.with_masking(_with(config, option, size))
+        with model_stats.without_weights():
+            check_kernels(sized, modelling.make_model(sized))
     rows = []
     for size in sorted({*sizes, now}):
         report(f"{option} {size}: compiling, then {steps} steps")

@@ -122,7 +122,7 @@ class ResidualBlock(SameShape, Recomputed, keras.layers.Layer):
         x, padding_mask = zero_padding(x, padding_mask, segment_ids, mask)
         given = {"padding_mask": padding_mask, "segment_ids": segment_ids, "positions": positions}
         given |= {} if prefix_mask is None else {"prefix_mask": prefix_mask}
-        if training and self._runs_fused(tuple(x.shape[:2]), x.dtype):
+        if training and self._runs_fused(tuple(x.shape), x.dtype):
             x, inputs = self._with_norm(x)
             return x + self.dropout(self.inner(inputs, **given, training=training), training=training)
         before = (lambda x: x) if self.post_norm else self.norm
@@ -132,20 +132,24 @@ class ResidualBlock(SameShape, Recomputed, keras.layers.Layer):
 
     def check_training(self, b: int, n: int) -> None:
         """Raises a ValueError if a training step over `[b, n]` tokens must run a fused norm, and cannot here."""
-        self._runs_fused((b, n), self.compute_dtype)
+        if not self.built:
+            raise ValueError("ResidualBlock.check_training needs a built block, got one without a width")
+        self._runs_fused((b, n, self.width), self.compute_dtype)
 
-    def _runs_fused(self, lead, dtype):
-        """Whether fused kernels compute the norm of tokens `lead`; a ValueError if they must and cannot."""
-        option, needed = "ResidualBlock: norm_implementation", {"post_norm": False, "remat": False}
-        given = {name: getattr(self, name) for name in needed}
-        if None in lead or given != needed:
+    def _runs_fused(self, shape, dtype):
+        """Whether fused kernels compute the norm of such an input; a ValueError if they must and cannot."""
+        option = "ResidualBlock: norm_implementation"
+        lacking = {
+            "a norm before the branch, got post_norm true": self.post_norm,
+            "remat false, got true": self.remat,
+            f"a static shape, got {shape}": None in shape,
+        }
+        if said := next((said for said, given in lacking.items() if given), None):
             if self.norm_implementation == "pallas":
-                raise ValueError(f"{option} 'pallas' needs a static shape and {needed}, got {lead} tokens and {given}")
+                raise ValueError(f"{option} 'pallas' needs {said}")
             return False
-        return takes_fused(option, self.norm_implementation, fused, lambda: self._sizes(lead, dtype))
-
-    def _sizes(self, lead, dtype):
-        return fused.sizes((*lead, self.width), dtype, **self._fused_options())
+        sizes = lambda: fused.sizes(shape, dtype, **self._fused_options())  # noqa: E731
+        return 0 not in shape and takes_fused(option, self.norm_implementation, fused, sizes)
 
     def _fused_options(self):
         centered = isinstance(self.norm, keras.layers.LayerNormalization)
@@ -156,7 +160,7 @@ class ResidualBlock(SameShape, Recomputed, keras.layers.Layer):
         gamma = getattr(self.norm, SCALES[self.kind]) if self.kind in SCALES else 1.0
         beta = getattr(self.norm, "beta", None)
         parameters = (ops.cast(one, "float32") for one in (gamma, 0.0 if beta is None else beta))
-        gamma, beta = (ops.broadcast_to(one, (self.width,)) for one in parameters)
+        gamma, beta = (ops.broadcast_to(one, (x.shape[-1],)) for one in parameters)
         return fused.with_norm(x, gamma, beta, **self._fused_options())
 
     def recomputed(self, call: Callable) -> Callable:

@@ -104,7 +104,7 @@ def missing(config: Config, model: keras.Model, model_dir: str | None = None) ->
         lambda: _devices(config.strategy),
         lambda: mirror.check(config),
         lambda: _memory(config.strategy, model),
-        lambda: _kernels(config, model),
+        lambda: check_kernels(config, model),
     )
     for need in needs:
         try:
@@ -175,7 +175,8 @@ def _memory(config, model):
         raise ValueError(f"the weights and the optimizer need {needed:,} bytes of memory, and there are {there:,}")
 
 
-def _kernels(config, model):
+def check_kernels(config: Config, model: keras.Model) -> None:
+    """Raises a ValueError if a training step of the model, which is built, must run fused kernels, and cannot here."""
     rows, n = config.batch_size // config.train.accumulate, config.data.sequence_length
     for layer in model._flatten_layers(include_self=False):
         if hasattr(layer, "check_training"):
