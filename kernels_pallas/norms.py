@@ -32,7 +32,7 @@ def with_norm(x: Tensor, gamma: Tensor, beta: Tensor, *, centered: bool, epsilon
       x and y, `[..., d]`, in the dtype of `x`.
 
     Cost:
-      Two tensors as large as x are read or written forward, and four backward, where einsums take four and eight. The
+      Two tensors as large as x are read or written forward, and four backward, where einsums take three and eight. The
       parameters' gradients are sums of 64 tokens or, if 64 does not divide them all, of the power of 2 that does.
 
     Precision:
