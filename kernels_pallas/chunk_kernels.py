@@ -13,14 +13,12 @@ The last product is an einsum, outside. Y / u is O sigmoid(u), so the backward p
 """
 
 import functools
-from collections.abc import Callable
 
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 
-from kernels_pallas.launching import Plan
+from kernels_pallas.launching import Plan, sigmoid
 from kernels_pallas.sizes import Chunks, block
 
 NEAREST = 2.0**-60  # to 0 that u comes: Y / u then is O sigmoid(u) for every u
@@ -32,22 +30,16 @@ def plan(name: str, m: Chunks, interpret: bool) -> Plan:
 
     Args:
       name: "values": (p, bias, K) -> X. "gated": (p, bias, [A Q], X) -> Y. "gate_gradient": (p, bias, Y, dY) -> du in
-        its columns of dp, Z without D, sums of du. "gate_sums": (Z, Q) -> Z. "value_gradient": (p, bias, [A; K^T], Z,
-        dp) -> dp with dv, sums of dv. "sums" and "sums_gradient": (X or Z, enters, leaves) -> the same tensor, with
-        sums over chunks in place of each chunk's own; they follow "values" and "gate_sums" unless `summed_inside`.
-        "representation_gradient": (dz, dp) -> dp with dz. p `[tokens, 2e + s]` is the in-projection without its bias.
+        its columns of dp, Z without D, sums of du. "gate_sums": (Z, [A Q]) -> Z. "value_gradient": (p, bias, [A Q], K,
+        Z, dp) -> dp with dv, sums of dv. "sums" and "sums_gradient": (X or Z, enters, leaves) -> the same tensor, with
+        sums over chunks in place of each chunk's own; they follow "values" and "gate_sums" unless `summed_inside`. p
+        `[tokens, 2e + s]` is the in-projection without its bias.
       m: Sizes.
       interpret: Whether Pallas' interpreter runs it.
     """
     kernel, grid, warps, stages = PLANS[name](m)
-    kernel = functools.partial(kernel, m=m, sigmoid=_sigmoid(m, interpret))
+    kernel = functools.partial(kernel, m=m, sigmoid=sigmoid(m.dtype, interpret))
     return Plan(kernel, grid, warps, stages, IN_PLACE.get(name, {}))
-
-
-def _sigmoid(m, interpret) -> Callable:
-    """The logistic function; for 16 bits by the approximate hyperbolic tangent, exact to 2^-11, in one instruction."""
-    tanh = jnp.tanh if interpret or m.dtype == "float32" else triton.approx_tanh
-    return lambda x: 0.5 + 0.5 * tanh(0.5 * x)
 
 
 def _away(u):
@@ -114,12 +106,12 @@ def _values(p, bias, k, x, *, m, sigmoid):
     _over_tokens(m, block(m.c, 64), step, jnp.zeros((m.t, m.columns), jnp.float32), write)
 
 
-def _gate_sums(z_in, q, z, *, m, sigmoid):
+def _gate_sums(z_in, aq, z, *, m, sigmoid):
     del sigmoid
     cols = pl.ds(pl.program_id(0) * m.columns, m.columns)
 
     def step(tokens, rows, total):
-        return total + _dot(q[tokens, :].T, z_in[rows, cols])
+        return total + _dot(aq[tokens, pl.ds(m.c, m.t)].T, z_in[rows, cols])
 
     def write(chunk, total):
         z[pl.ds(chunk * m.depth + m.c, m.t), cols] = total.astype(z.dtype)
@@ -178,19 +170,26 @@ def _gated(p, bias, aq, x, y, *, m, sigmoid):
     y[rows, cols] = (u * sigmoid(u) * out).astype(y.dtype)
 
 
-def _value_gradient(p, bias, ak, z, dp_in, dp, sums, *, m, sigmoid):
+def _value_gradient(p, bias, aq, k, z, dp_in, dp, sums, *, m, sigmoid):
     del dp_in  # the same memory as dp
     size, depth = block(m.c, 128), block(m.c | m.t, 64)
     chunk, at, tile, col = _tile(m)
     rows, cols, of_v = pl.ds(tile * size, size), pl.ds(col, m.columns), pl.ds(m.e + col, m.columns)
     hidden = at * (size // depth) if m.causal else 0  # blocks of queries that see nothing of a causal tile
 
-    def step(i, total):
-        block_rows = pl.ds(chunk * m.depth + (i + hidden) * depth, depth)
-        return total + _dot(ak[block_rows, pl.ds(at * size, size)].T, z[block_rows, cols])
+    def across(i, total):
+        return total + _dot(k[rows, pl.ds(i * depth, depth)], z[pl.ds(chunk * m.depth + m.c + i * depth, depth), cols])
 
-    out = _product(m, m.depth // depth - hidden, step)
-    v = _wide(p[rows, of_v]) + bias[0, of_v][None]
+    def inside(i, total):
+        first = (i + hidden) * depth
+        weights = aq[pl.ds(chunk * m.c + first, depth), pl.ds(at * size, size)]
+        return total + _dot(weights.T, z[pl.ds(chunk * m.depth + first, depth), cols])
+
+    v = p[rows, of_v]  # before the products, which then hide the wait; `gated` has no registers for it
+    out = jnp.zeros((size, m.columns), jnp.float32)
+    out = lax.fori_loop(0, m.t // depth, across, out)
+    out = lax.fori_loop(0, m.c // depth - hidden, inside, out)
+    v = _wide(v) + bias[0, of_v][None]
     s = sigmoid(v)
     dv = out * (s + v * s * (1.0 - s))
     dp[rows, of_v] = dv.astype(dp.dtype)
@@ -236,12 +235,6 @@ def _sum_tile(m):
     return block(m.s, 4), block(m.e, 128)
 
 
-def _representation_gradient(dz, dp_in, dp, *, m, sigmoid):
-    del dp_in, sigmoid
-    rows = pl.ds(pl.program_id(0) * block(m.c, 64), block(m.c, 64))
-    dp[rows, pl.ds(2 * m.e, m.s)] = dz[rows, :]
-
-
 # For each kernel, of the sizes: the function, its grid, and warps and stages of a program.
 _TOKENS = lambda m: (m.e // m.columns, m.rows if m.summed_inside else m.rows * m.chunks)  # noqa: E731
 _TILES = lambda m: (m.e // m.columns * (m.tokens // block(m.c, 128)),)  # noqa: E731
@@ -254,12 +247,10 @@ PLANS = {
     "value_gradient": lambda m: (_value_gradient, _TILES(m), 4, 3),
     "sums": lambda m: (_sums, _SUMS(m), 1, 1),
     "sums_gradient": lambda m: (functools.partial(_sums, gradient=True), _SUMS(m), 1, 1),
-    "representation_gradient": lambda m: (_representation_gradient, (m.tokens // block(m.c, 64),), 4, 1),
 }
 IN_PLACE = {
     "gate_sums": {0: 0},
-    "value_gradient": {4: 0},
+    "value_gradient": {5: 0},
     "sums": {0: 0},
     "sums_gradient": {0: 0},
-    "representation_gradient": {1: 0},
 }

@@ -1,7 +1,5 @@
 """FLASH's core from the in-projection to the gated values, fused: `silu(u) * mixed_chunk_attention(..., silu(v))`."""
 
-from collections.abc import Callable
-
 import keras
 from keras import ops
 
@@ -12,8 +10,9 @@ from kernels_xla.common.masks import documents
 from kernels_xla.common.spec import Tensor
 from kernels_xla.flash.operands import Operands, operands
 
-KERNELS = ["values", "gated", "gate_gradient", "gate_sums", "value_gradient", "representation_gradient"]
+KERNELS = ["values", "gated", "gate_gradient", "gate_sums", "value_gradient"]
 SUMS = ["sums", "sums_gradient"]
+OF_HEADS = ["heads", "heads_gradient"]
 MEASURED = (256, 1536, 128)  # tokens of a chunk, and widths of values and keys: FLASH base
 TOKENS = 65_536  # of a step on one device, in all measurements
 
@@ -21,10 +20,14 @@ TOKENS = 65_536  # of a step on one device, in all measurements
 def gated_mixed_chunk_attention(
     p: Tensor,
     bias: Tensor,
-    heads: Callable[[Tensor], dict[str, Tensor]],
+    gammas: Tensor,
+    betas: Tensor,
+    cos: Tensor,
+    sin: Tensor,
     a: Tensor | None = None,
     b: Tensor | None = None,
     *,
+    turned: tuple[bool, ...],
     value_width: int,
     chunk_size: int,
     causal: bool = False,
@@ -42,9 +45,13 @@ def gated_mixed_chunk_attention(
     Args:
       p: The in-projection without its bias, `[b, n, 2e + s]`, bfloat16 or float32, of a static shape.
       bias: Its bias, `[2e + s]`.
-      heads: From z `[b, n, s]` to the four heads of `mixed_chunk_attention`, by name.
+      gammas: Scales of the four heads of `mixed_chunk_attention`, in its order, `[4, s]`.
+      betas: Their offsets, `[4, s]`.
+      cos: Cosines of `rope_tables`, float32 `[1, n, s / 2]`, or `[b, n, s / 2]`.
+      sin: Sines, as `cos`.
       a: See `mixed_chunk_attention`, as all below.
       b: See `mixed_chunk_attention`.
+      turned: Whether each head is rotated.
       value_width: e.
       chunk_size: c.
       causal: Whether position i may depend only on positions <= i.
@@ -66,21 +73,32 @@ def gated_mixed_chunk_attention(
       biases of u and v are float32 sums of unrounded numbers.
     """
     n, e, ids = p.shape[1], value_width, documents(padding_mask, segment_ids)
-    m = sizes(tuple(p.shape), p.dtype, e, chunk_size, causal, segment_ids is not None)
+    m = sizes(tuple(p.shape), p.dtype, e, chunk_size, causal, segment_ids is not None, turned, cos.shape[0])
     rows = ops.reshape(fold(p, chunk_size), (m.tokens, m.width))
-    rows, z = ops.custom_gradient(lambda rows: _with_representation(m, rows))(rows)
-    z = ops.reshape(z, (m.rows, m.chunks * m.c, m.s))[:, :n]
-    z = ops.silu(z + ops.cast(bias[2 * e :], z.dtype))
+    given = [ops.cast(one, "float32") for one in (bias[2 * e :], gammas, betas)]
+    given += [ops.reshape(fold(one, chunk_size), (m.heads.positions, m.heads.half)) for one in (cos, sin)]
+    rows, *heads = ops.custom_gradient(lambda *given: _with_heads(m.heads, *given))(rows, *given)
+    heads = [ops.reshape(one, (m.rows, m.chunks * m.c, m.s))[:, :n] for one in heads]
     options = {"chunk_size": chunk_size, "causal": causal, "scale": scale, "chunk_divisor": chunk_divisor}
-    found = operands(**heads(z), a=a, b=b, **options, ids=ids, packed=segment_ids is not None, offset=offset)
+    found = operands(*heads, a=a, b=b, **options, ids=ids, packed=segment_ids is not None, offset=offset)
     wide = ops.cast(bias[None, : 2 * e], "float32")
-    flat = [ops.reshape(x, (m.tokens, -1)) for x in (found.weights, found.q, found.k)]
-    out = ops.custom_gradient(lambda *given: _gated(m, *given))(rows, wide, *flat, *_flags(m, found))
+    reads = ops.reshape(ops.concatenate([found.weights, found.q], axis=-1), (m.tokens, m.depth))
+    keys = ops.reshape(found.k, (m.tokens, m.t))
+    out = ops.custom_gradient(lambda *given: _gated(m, *given))(rows, wide, reads, keys, *_flags(m, found))
     return ops.reshape(out, (m.rows, -1, e))[:, :n]
 
 
-def sizes(shape: tuple, dtype, value_width: int, chunk_size: int, causal: bool, packed: bool) -> Chunks:
-    """The sizes of the kernels for p of that `shape` `[b, n, 2e + s]`."""
+def sizes(
+    shape: tuple,
+    dtype,
+    value_width: int,
+    chunk_size: int,
+    causal: bool,
+    packed: bool,
+    turned: tuple[bool, ...],
+    angled: int = 1,
+) -> Chunks:
+    """The sizes of the kernels for p of that `shape` `[b, n, 2e + s]`, with angles of so many rows."""
     b, n, width = shape
     s = width - 2 * value_width
     orders = ("earlier",) if causal else ("earlier", "later") if packed else ("all",)
@@ -95,6 +113,8 @@ def sizes(shape: tuple, dtype, value_width: int, chunk_size: int, causal: bool, 
         causal=causal,
         orders=orders,
         plain=not packed,
+        turned=turned,
+        angled=angled,
     )
 
 
@@ -104,7 +124,8 @@ def obstacle(m: Chunks) -> str | None:
     if m.dtype not in ("bfloat16", "float32") or least < 16:
         got = f"{m.dtype}, chunks of {m.c}, widths {m.e} and {m.s}"
         return f"bfloat16 or float32, and chunks and widths that are multiples of 16, got {got}"
-    return programs.obstacle(KERNELS if m.summed_inside else KERNELS + SUMS, m)
+    found = programs.obstacle(KERNELS if m.summed_inside else KERNELS + SUMS, m)
+    return found or programs.obstacle(OF_HEADS, m.heads)
 
 
 def is_faster(m: Chunks) -> bool:
@@ -120,36 +141,37 @@ def is_faster(m: Chunks) -> bool:
     return m.orders == ("all",) or (m.plain and m.orders == ("earlier",))
 
 
-def _with_representation(m, rows):
-    """The rows, and their last s columns, whose gradients become columns of one tensor without a pass over the rest."""
+def _with_heads(m, rows, bias, gammas, betas, cos, sin):
+    """The rows, and the heads, whose gradients become columns of one tensor without a pass over the rest."""
+    heads = programs.run("heads", m, rows, bias, gammas, betas, cos, sin)
 
     def gradient(*arguments):  # JAX passes the gradients of several results as one tuple
-        drows, dz = arguments[0] if len(arguments) == 1 else arguments
-        return programs.run("representation_gradient", m, dz, drows)[0]
+        drows, *dheads = arguments[0] if len(arguments) == 1 else arguments
+        drows, sums = programs.run("heads_gradient", m, rows, bias, gammas, cos, sin, *dheads, drows)
+        dgammas, dbetas, dbias = ops.split(ops.sum(sums, axis=0), [len(dheads), 2 * len(dheads)], axis=0)
+        return drows, dbias[0], dgammas, dbetas, ops.zeros_like(cos), ops.zeros_like(sin)
 
-    return (rows, rows[:, 2 * m.e :]), gradient
+    return (rows, *heads), gradient
 
 
-def _gated(m, p, bias, weights, q, k, enters, leaves):
-    [x] = programs.run("values", m, p, bias, k)
+def _gated(m, p, bias, reads, keys, enters, leaves):
+    [x] = programs.run("values", m, p, bias, keys)
     if not m.summed_inside:
         [x] = programs.run("sums", m, x, enters, leaves)
-    [y] = programs.run("gated", m, p, bias, ops.concatenate([weights, q], axis=1), x)
-    chunks = lambda z, rows: ops.reshape(z, (m.rows * m.chunks, rows, -1))  # noqa: E731
+    [y] = programs.run("gated", m, p, bias, reads, x)
 
     def gradient(dy):
         dp, z, of_u = programs.run("gate_gradient", m, p, bias, y, dy)
-        [z] = programs.run("gate_sums", m, z, q)
+        [z] = programs.run("gate_sums", m, z, reads)
         if not m.summed_inside:
             [z] = programs.run("sums_gradient", m, z, ops.flip(enters, 0), leaves)
-        keys = ops.swapaxes(chunks(k, m.c), 1, 2)
-        joined = ops.reshape(ops.concatenate([chunks(weights, m.c), keys], axis=1), (-1, m.c))
-        dp, of_v = programs.run("value_gradient", m, p, bias, joined, z, dp)
-        pairs = ops.einsum("gie,gje->gij", chunks(z, m.depth), chunks(x, m.depth))
-        dweights, dq, dkeys = pairs[:, : m.c, : m.c], pairs[:, : m.c, m.c :], pairs[:, m.c :, : m.c]
-        narrow = [ops.reshape(x, (m.tokens, -1)) for x in (dweights, dq, ops.swapaxes(dkeys, 1, 2))]
+        dp, of_v = programs.run("value_gradient", m, p, bias, reads, keys, z, dp)
+        z, wide = (ops.reshape(one, (m.rows * m.chunks, m.depth, m.e)) for one in (z, x))
+        pairs = ops.einsum("gie,gje->gij", z, wide)  # [dA dQ; dK^T .]
+        dreads = ops.reshape(pairs[:, : m.c], (m.tokens, m.depth))
+        dkeys = ops.reshape(ops.swapaxes(pairs[:, m.c :, : m.c], 1, 2), (m.tokens, m.t))
         dbias = ops.concatenate([ops.sum(of_u, 0), ops.sum(of_v, 0)])[None]
-        return dp, dbias, *narrow, ops.zeros_like(enters), ops.zeros_like(leaves)
+        return dp, dbias, dreads, dkeys, ops.zeros_like(enters), ops.zeros_like(leaves)
 
     return y, gradient
 

@@ -73,7 +73,7 @@ def _with_norm(m, x, gamma, beta):
 
     def gradient(*arguments):  # JAX passes the gradients of several results as one tuple
         dx, dy = arguments[0] if len(arguments) == 1 else arguments
-        dx, dgamma, dbeta = programs.run("norm_gradient", m, x, gamma, dy, dx)
-        return dx, ops.sum(dgamma, axis=0), ops.sum(dbeta, axis=0)
+        dx, sums = programs.run("norm_gradient", m, x, gamma, dy, dx)
+        return dx, *ops.unstack(ops.sum(sums, axis=0), axis=0)
 
     return (x, y), gradient

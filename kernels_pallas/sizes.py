@@ -37,6 +37,8 @@ class Chunks(Sizes):
       causal: Whether A is lower triangular, so that blocks above the diagonal are not read.
       orders: Which chunks each s rows of S sum over: ("earlier",), ("all",) or ("earlier", "later").
       plain: Whether no document ends inside a row. Then a program can sum over the chunks of a row that it reads.
+      turned: Whether each head is rotated.
+      angled: Rows that have angles of their own: 1 if all have the same, or all.
     """
 
     rows: int
@@ -49,12 +51,20 @@ class Chunks(Sizes):
     causal: bool
     orders: tuple[str, ...]
     plain: bool
+    turned: tuple[bool, ...]
+    angled: int
 
     module: ClassVar[str] = "chunk_kernels"
 
     @property
     def tokens(self) -> int:
         return self.rows * self.chunks * self.c
+
+    @property
+    def heads(self) -> "Heads":
+        """The sizes of the kernels that make the heads."""
+        positions = self.angled * self.chunks * self.c
+        return Heads(self.tokens, positions, 2 * self.e, self.s, self.dtype, self.turned)
 
     @property
     def depth(self) -> int:
@@ -77,17 +87,16 @@ class Chunks(Sizes):
         p, y = ((self.tokens, self.width), self.dtype), ((self.tokens, self.e), self.dtype)
         bias, heads = ((1, 2 * self.e), "float32"), ((self.tokens, self.t), self.dtype)
         stacked = (self.rows * self.chunks * self.depth, self.e), self.dtype
-        joined = ((self.tokens, self.depth), self.dtype), ((self.rows * self.chunks * self.depth, self.c), self.dtype)
+        reads = (self.tokens, self.depth), self.dtype
         flags = [((2, self.rows * self.chunks), "float32")] * 2
         return {
             "values": [p, bias, heads],
-            "gated": [p, bias, joined[0], stacked],
+            "gated": [p, bias, reads, stacked],
             "gate_gradient": [p, bias, y, y],
-            "gate_sums": [stacked, heads],
-            "value_gradient": [p, bias, joined[1], stacked, p],
+            "gate_sums": [stacked, reads],
+            "value_gradient": [p, bias, reads, heads, stacked, p],
             "sums": [stacked, *flags],
             "sums_gradient": [stacked, *flags],
-            "representation_gradient": [((self.tokens, self.s), self.dtype), p],
         }[name]
 
     def results(self, name: str) -> Shapes:
@@ -101,8 +110,57 @@ class Chunks(Sizes):
             "value_gradient": [gradient, ((self.tokens // block(self.c, 128), self.e), "float32")],
             "sums": [stacked],
             "sums_gradient": [stacked],
-            "representation_gradient": [gradient],
         }[name]
+
+
+@dataclasses.dataclass(frozen=True)
+class Heads(Sizes):
+    """The sizes of the heads that FLASH makes of its shared representation z.
+
+    Attributes:
+      tokens: Of all rows.
+      positions: Tokens that have angles of their own: of one row or of all.
+      first: The column of the in-projection where z begins; z is last.
+      s: Width of z and of a head.
+      dtype: Of the in-projection, the heads and their gradients; all else is float32.
+      turned: Whether each head is rotated.
+    """
+
+    tokens: int
+    positions: int
+    first: int
+    s: int
+    dtype: str
+    turned: tuple[bool, ...]
+
+    module: ClassVar[str] = "head_kernels"
+    STEP: ClassVar[int] = 128  # the most tokens that one program sums
+
+    @property
+    def half(self) -> int:
+        return self.s // 2
+
+    @property
+    def columns(self) -> int:
+        """Columns of a tile of half a head."""
+        return block(self.half, 128)
+
+    @property
+    def step(self) -> int:
+        """Tokens whose parts of the parameters' gradients one program sums."""
+        return block(self.positions, self.STEP)
+
+    def arguments(self, name: str) -> Shapes:
+        p, head = ((self.tokens, self.first + self.s), self.dtype), ((self.tokens, self.s), self.dtype)
+        of_heads, angles = ((len(self.turned), self.s), "float32"), [((self.positions, self.half), "float32")] * 2
+        given = [p, ((self.s,), "float32"), of_heads]
+        gradient = [*given, *angles, *[head] * len(self.turned), p]
+        return {"heads": [*given, of_heads, *angles], "heads_gradient": gradient}[name]
+
+    def results(self, name: str) -> Shapes:
+        p, head = ((self.tokens, self.first + self.s), self.dtype), ((self.tokens, self.s), self.dtype)
+        sums = (self.tokens // self.step, 2 * len(self.turned) + 1, self.s), "float32"
+        return {"heads": [head] * len(self.turned), "heads_gradient": [p, sums]}[name]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,7 +287,7 @@ class Norm(Sizes):
     epsilon: float
 
     module: ClassVar[str] = "norm_kernels"
-    STEP: ClassVar[int] = 64  # the most of them
+    STEP: ClassVar[int] = 64  # the most tokens that one program sums
 
     @property
     def columns(self) -> int:
@@ -250,8 +308,8 @@ class Norm(Sizes):
         return {"normalized": [x, parameter, parameter], "norm_gradient": [x, parameter, x, x]}[name]
 
     def results(self, name: str) -> Shapes:
-        x, sums = ((self.tokens, self.width), self.dtype), ((self.tokens // self.step, self.width), "float32")
-        return {"normalized": [x], "norm_gradient": [x, sums, sums]}[name]
+        x, sums = ((self.tokens, self.width), self.dtype), ((self.tokens // self.step, 2, self.width), "float32")
+        return {"normalized": [x], "norm_gradient": [x, sums]}[name]
 
 
 def block(size: int, most: int) -> int:

@@ -16,7 +16,7 @@ def interpreted(name, m, *tensors):
     return [ops.convert_to_tensor(np.asarray(x)) for x in found]
 
 
-def step(layer, x, masked=None):
+def step(layer, x, masked=None, compiled=False):
     """The output of a training step, and the gradients of the input and of each weight, by name."""
     weights = {f"w{i}": weight.value for i, weight in enumerate(layer.trainable_variables)}
 
@@ -24,6 +24,6 @@ def step(layer, x, masked=None):
         return layer.stateless_call([given[name] for name in weights], [], x, training=True, **(masked or {}))[0]
 
     cotangent = lambda shape: np.random.default_rng(1).normal(size=shape)  # noqa: E731
-    run = run if masked is None else backends.compiled(run)
+    run = backends.compiled(run) if compiled else run
     out, gradients = backends.value_and_gradients(run, {"x": x, **weights}, cotangent)
     return {name: backends.to_numpy(found) for name, found in {"out": out, **gradients}.items()}

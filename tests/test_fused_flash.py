@@ -10,13 +10,16 @@ from keras import ops
 from flash_tf.layers import MixedChunkAttention
 from kernels_pallas import flash, programs, sizes
 from kernels_xla.common import nvidia
+from kernels_xla.common.accumulate import sum_dtype
+from kernels_xla.common.rotary import rope_tables, rotate
 from kernels_xla.flash.attention import mixed_chunk_attention
 from tests import backends, tiers
 from tests.fused import step
 from tests.numerics import ALIVE, BFLOAT16_FACTOR, FLOAT32, errors, masks
 
 HEADS = ("quad_q", "quad_k", "lin_q", "lin_k")
-B, N, S, E, C = 2, 37, 8, 16, 8
+TURNED = (True, False, True, True)  # heads that are rotated
+B, N, S, E, C = 2, 37, 24, 16, 8  # half a head takes three tiles of columns
 CASES = {
     "causal": {"causal": True},
     "masked": {"causal": False},
@@ -33,19 +36,28 @@ def drawn(n=N):
     return {name: x.astype("float32").astype("float64") for name, x in drawn.items()}
 
 
-def heads(z, scales, offsets):
-    return {name: z * scales[i] + offsets[i] for i, name in enumerate(HEADS)}
+def angles(n, ids, dtype):
+    """Positions start again in each document of packed rows, which then have angles of their own."""
+    positions = np.arange(n)[None] if ids is None else np.arange(n)[None] % (5 + np.arange(B)[:, None])
+    return rope_tables(ops.convert_to_tensor(positions, "int32"), S, dtype)
+
+
+def heads(z, scales, offsets, ids):
+    made = {name: z * scales[i] + offsets[i] for i, name in enumerate(HEADS)}
+    cos, sin = angles(z.shape[1], ids, sum_dtype(z))
+    return {name: rotate(x, cos, sin) if turned else x for (name, x), turned in zip(made.items(), TURNED, strict=True)}
 
 
 def fused(p, bias, a, b, scales, offsets, chunk_size=C, **options):
-    make = functools.partial(heads, scales=scales, offsets=offsets)
-    options |= {"value_width": E, "chunk_size": chunk_size}
-    return flash.gated_mixed_chunk_attention(p, bias, make, a, b, **options)
+    options |= {"value_width": E, "chunk_size": chunk_size, "turned": TURNED}
+    tables = angles(p.shape[1], options.get("segment_ids"), "float32")
+    return flash.gated_mixed_chunk_attention(p, bias, scales, offsets, *tables, a, b, **options)
 
 
 def einsums(p, bias, a, b, scales, offsets, chunk_size=C, **options):
     u, v, z = ops.split(ops.silu(p + bias), [E, 2 * E], axis=-1)
-    return u * mixed_chunk_attention(**heads(z, scales, offsets), v=v, a=a, b=b, chunk_size=chunk_size, **options)
+    made = heads(z, scales, offsets, options.get("segment_ids"))
+    return u * mixed_chunk_attention(**made, v=v, a=a, b=b, chunk_size=chunk_size, **options)
 
 
 def both(case, layout, n=N, dtype="float32"):
@@ -68,6 +80,7 @@ EVERY = [pytest.param(*one, marks=[] if one in DEFAULT else [pytest.mark.full]) 
 
 @pytest.mark.parametrize(("case", "layout", "sums_inside"), EVERY)
 def test_it_is_the_einsums_in_value_and_every_gradient(case, layout, sums_inside, interpreted, monkeypatch):
+    monkeypatch.setattr("kernels_pallas.head_kernels.NUMBERS", 8)  # several turns of its loop
     if sums_inside:
         monkeypatch.setattr(sizes, "MULTIPROCESSORS", 1)
     (got, _), exact = both(CASES[case], layout)
@@ -93,9 +106,12 @@ def test_in_bfloat16_it_is_as_exact_as_the_einsums(interpreted):
 LAYER = {"chunk_size": 16, "key_dim": 16, "causal": True}
 
 
-@pytest.mark.parametrize("options", tiers.thinned([{}, {"rotary_heads": "local", "use_bias": False}], {}), ids=str)
+OTHER = {"rotary_heads": "local", "use_bias": False}, True  # and packed rows, whose positions differ
+
+
+@pytest.mark.parametrize(("options", "packed"), [({}, False), OTHER], ids=str)
 @tiers.full_on_jax
-def test_a_layer_trains_with_them_as_with_einsums(options, interpreted, monkeypatch):
+def test_a_layer_trains_with_them_as_with_einsums(options, packed, interpreted, monkeypatch):
     monkeypatch.setattr(programs, "obstacle", lambda names, m: None)
     given = {**LAYER, **options}
     x = ops.convert_to_tensor(np.random.default_rng(0).normal(size=(2, 37, 16)), "float32")
@@ -103,7 +119,8 @@ def test_a_layer_trains_with_them_as_with_einsums(options, interpreted, monkeypa
     for layer in layers.values():
         layer.build(x.shape)
     layers["pallas"].set_weights(layers["xla"].get_weights())
-    found = {name: step(layer, x) for name, layer in layers.items()}
+    masked = backends.tensors(masks("packed", 2, 37), "float32") if packed else {}
+    found = {name: step(layer, x, masked) for name, layer in layers.items()}
     assert max(errors(found["pallas"], found["xla"]).values()) < FLOAT32
     monkeypatch.setattr(programs, "run", None)  # whoever calls it, fails
     layers["pallas"](x)
@@ -128,7 +145,8 @@ def test_one_line_says_what_they_need():
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("causal", "b", "n"), [(True, 6, 2048), (True, 2, 1000), (False, 2, 1000)])
 def test_a_layer_on_a_gpu_trains_with_them_as_with_einsums(causal, b, n, layout):
-    m = flash.sizes((b, n, 3200), "bfloat16", 1536, 256, causal, layout == "packed")
+    packed, turned = layout == "packed", (True,) * 4
+    m = flash.sizes((b, n, 3200), "bfloat16", 1536, 256, causal, packed, turned, b if packed else 1)
     if (found := flash.obstacle(m)) is not None:
         pytest.skip(f"the kernels need {found}")
     # Over 32 draws of weights, on a CPU, a relative bias has 0.3 to 5 times the error of einsums, 1.2 in the median: it
@@ -151,7 +169,7 @@ def test_a_layer_on_a_gpu_trains_with_them_as_with_einsums(causal, b, n, layout)
 
 
 def of_base(b, n, **options):
-    given = {"value_width": 1536, "chunk_size": 256, "causal": True, "packed": False, **options}
+    given = {"value_width": 1536, "chunk_size": 256, "causal": True, "packed": False, "turned": (True,) * 4, **options}
     return flash.sizes((b, n, 3200), "bfloat16", **given)
 
 

@@ -121,8 +121,8 @@ def test_a_layer_on_a_gpu_trains_with_it_as_with_einsums(b, n, layout, layers):
         pytest.skip(f"the kernels need {found}")
     x = ops.cast(np.random.default_rng(0).normal(size=(b, n, 768)), "bfloat16")
     masked = backends.tensors(masks(layout, b, n), "float32")
-    found = {name: step(layer, x, masked) for name, layer in layers(x.shape, dtype="bfloat16").items()}
-    exact = step(layers(x.shape)["xla"], ops.cast(x, "float32"), masked)
+    found = {name: step(layer, x, masked, compiled=True) for name, layer in layers(x.shape, dtype="bfloat16").items()}
+    exact = step(layers(x.shape)["xla"], ops.cast(x, "float32"), masked, compiled=True)
     error = {name: errors(found[name], exact) for name in found}
     assert all(error["pallas"][k] < BFLOAT16_FACTOR * e for k, e in error["xla"].items()), error
 

@@ -80,12 +80,13 @@ def project(unit: KernelMixer, x: Tensor, shapes: list | None = None) -> tuple[T
 
 def rotated(unit: "ChunkedUnit", heads: dict[str, Tensor], positions: Tensor) -> dict[str, Tensor]:
     """Rotates the unit's `rotated_head_names` among the heads `[b, n, s]` by global positions."""
-    cos, sin = _tables(unit, positions, next(iter(heads.values())))
+    cos, sin = tables(unit, positions, next(iter(heads.values())))
     turned = unit.rotated_head_names
     return {name: rotate(head, cos, sin) if name in turned else head for name, head in heads.items()}
 
 
-def _tables(unit, positions, x):
+def tables(unit: KernelMixer, positions: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The cosines and sines that rotate the unit's heads, in the dtype of sums of `x`; see `rope_tables`."""
     return rope_tables(positions, unit.key_dim, sum_dtype(x), turning=getattr(unit, "rotary_dim", None))
 
 
@@ -165,8 +166,8 @@ class ChunkedUnit(KernelMixer):
             heads = rotated(self, self.offset_scale(z), positions)
             attended, state = self.decoding.extend(state, **heads, v=v, **bias(self), valid=valid, **self.case)
         else:
-            cos, sin = (ops.expand_dims(x, 2) for x in _tables(self, positions, z))
-            heads = z[:, :, None] * precomputed["scales"] + precomputed.get("offsets", 0)  # [b, 1, h, s]
+            cos, sin = (ops.expand_dims(x, 2) for x in tables(self, positions, z))
+            heads = z[:, :, None] * precomputed["scales"] + precomputed["offsets"]  # [b, 1, h, s]
             turned = ops.convert_to_tensor([[name in self.rotated_head_names] for name in self.head_names])
             heads = ops.where(turned, rotate(heads, cos, sin), heads)
             case = {"chunk_size": self.chunk_size, "scale": self.scale}
@@ -177,9 +178,7 @@ class ChunkedUnit(KernelMixer):
 
     def precompute(self, state: State) -> dict:
         """What a loop over single tokens makes once: stacked scales and offsets, and the bias by distance."""
-        weights = {"scales": self.offset_scale.scales}
-        weights |= {"offsets": self.offset_scale.offsets} if self.offset_scale.use_bias else {}
-        made = {k: ops.stack([ops.cast(w, self.compute_dtype) for w in of_heads]) for k, of_heads in weights.items()}
+        made = dict(zip(("scales", "offsets"), self.offset_scale.stacked(self.compute_dtype), strict=True))
         if "quad_q" not in self.head_names:
             return made
         vectors = bias(self) or {"a": None, "b": None}

@@ -58,6 +58,13 @@ class OffsetScale(Base, keras.layers.Layer):
         offsets = zip(self.heads, self.offsets, strict=True)
         return {head: scaled[head] + ops.cast(beta, z.dtype) for head, beta in offsets}
 
+    def stacked(self, dtype: str) -> tuple[Tensor, Tensor]:
+        """Scales and offsets of all heads, `[h, s]` each, in their order; offsets of 0 without them."""
+        scales = ops.stack([ops.cast(gamma, dtype) for gamma in self.scales])
+        if not self.use_bias:
+            return scales, ops.zeros_like(scales)
+        return scales, ops.stack([ops.cast(beta, dtype) for beta in self.offsets])
+
     def compute_output_shape(self, z_shape: tuple) -> dict[str, tuple]:
         return dict.fromkeys(self.heads, z_shape)
 

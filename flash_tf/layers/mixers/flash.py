@@ -3,6 +3,7 @@
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from flash_tf.layers import gated_unit
@@ -160,7 +161,7 @@ class MixedChunkAttention(gated_unit.ChunkedUnit):
             masked = {"padding_mask": padding_mask, "segment_ids": segment_ids}
             x = self._shifted(x, convolution.convolution(self._first_half(x), *self._taps(x), **masked))
         positions = token_positions(x, segment_ids, positions)
-        if training and self._runs_fused(tuple(x.shape[:2]), x.dtype, segment_ids is not None):
+        if training and self._runs_fused(tuple(x.shape[:2]), x.dtype, segment_ids is not None, positions):
             return self._fused(x, positions, padding_mask=padding_mask, segment_ids=segment_ids)
         u, v, z = gated_unit.project(self, x, gated_unit.chunked_shapes(self, x))
         heads = gated_unit.rotated(self, self.offset_scale(z), positions)
@@ -177,14 +178,14 @@ class MixedChunkAttention(gated_unit.ChunkedUnit):
 
     def check_training(self, b: int, n: int) -> None:
         """Raises a ValueError if a training step over `[b, n]` tokens must run fused kernels, and cannot here."""
-        self._runs_fused((b, n), self.compute_dtype, packed=False)
+        self._runs_fused((b, n), self.compute_dtype, packed=False, positions=np.zeros((1, n)))
 
-    def _runs_fused(self, lead, dtype, packed):
+    def _runs_fused(self, lead, dtype, packed, positions):
         """Whether the fused kernels compute a step over tokens `lead`; a ValueError if they must and cannot."""
         if self.implementation == "auto" and self._einsums_alone() is not None:
             return False
         shape = (*lead, 2 * self.value_width + self.key_dim)
-        options = (self.value_width, self.chunk_size, self.causal, packed)
+        options = (self.value_width, self.chunk_size, self.causal, packed, self._turned, _angled(positions, lead[0]))
         return runs_fused(self, lead, fused, lambda: fused.sizes(shape, dtype, *options))
 
     def _einsums_alone(self):
@@ -196,11 +197,18 @@ class MixedChunkAttention(gated_unit.ChunkedUnit):
     def _fused(self, x, positions, **masks):
         kernel = ops.cast(self.in_projection.kernel, x.dtype)
         bias = ops.cast(self.in_projection.bias, x.dtype) if self.use_bias else ops.zeros(kernel.shape[1:], x.dtype)
+        gammas, betas = self.offset_scale.stacked(x.dtype)
+        shape = (_angled(positions, x.shape[0]), x.shape[1], self.key_dim // 2)
+        cos, sin = (ops.broadcast_to(one, shape) for one in gated_unit.tables(self, positions, x))
         gated = fused.gated_mixed_chunk_attention(
             ops.matmul(x, kernel),
             bias,
-            lambda z: gated_unit.rotated(self, self.offset_scale(z), positions),
+            gammas,
+            betas,
+            cos,
+            sin,
             **gated_unit.bias(self),
+            turned=self._turned,
             value_width=self.value_width,
             chunk_size=self.chunk_size,
             causal=self.causal,
@@ -272,6 +280,10 @@ class MixedChunkAttention(gated_unit.ChunkedUnit):
         return tuple(name for name in ROTARY_HEADS[self.rotary_heads] if name in self.head_names)
 
     @property
+    def _turned(self):
+        return tuple(name in self.rotated_head_names for name in self.head_names)
+
+    @property
     def case(self) -> dict[str, Any]:
         absent = set(PARTS["both"]) - set(PARTS[self.parts])
         options = {"chunk_size": self.chunk_size, "causal": self.causal, "scale": self.scale}
@@ -285,3 +297,9 @@ class MixedChunkAttention(gated_unit.ChunkedUnit):
         weights += n / c if self.first_to_all == "chunks" else 0
         sums = 0 if self.parts == "local" else 4 * self.key_dim * self.value_width / c  # in float32, of each chunk
         return gated_unit.activations(self) + round(2 * weights + sums)
+
+
+def _angled(positions, b):
+    """The number of rows that have positions of their own: 1 if they are known to share them, else b."""
+    shape = getattr(positions, "shape", None)
+    return 1 if getattr(shape, "rank", 2) is not None and np.shape(positions)[0] == 1 else b
