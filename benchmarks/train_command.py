@@ -26,7 +26,7 @@ from flash_tf.training.progress import Progress, duration
 COLUMNS = ("config", "n", "ktok/s", "first step, s", "again, s")
 WIDTHS = (36, 8, 9, 15, 10)
 LATER = 3  # steps of a second start
-LOOPS = 3  # the fewest that give a rate: the first and the last do not count
+LOOPS = 5  # the fewest that give a rate: the first and the last do not count, and the second is a slow one
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -14,7 +14,8 @@ KERNELS = ["values", "gated", "gate_gradient", "gate_sums", "value_gradient"]
 SUMS = ["sums", "sums_gradient"]
 OF_HEADS = ["heads", "heads_gradient"]
 MEASURED = (256, 1536, 128)  # tokens of a chunk, and widths of values and keys: FLASH base
-TOKENS = 65_536  # of a step on one device, in all measurements
+TOKENS = 65_536  # of a step on one device, in all measurements but one
+FEWER = 32_768  # of a causal one, in TensorFlow
 
 
 def gated_mixed_chunk_attention(
@@ -131,14 +132,16 @@ def obstacle(m: Chunks) -> str | None:
 def is_faster(m: Chunks) -> bool:
     """Whether the fused kernels are faster than einsums, by what was measured: FLASH base with 65,536 tokens a step.
 
-    In TensorFlow causal rows of 512 to 65,536 tokens were faster, and masked ones of 512 and 8,192. On JAX 8 x 8,192
-    causal ones were, and 1 x 65,536 were not. Packed causal rows were not measured.
+    In TensorFlow causal rows of 512 to 65,536 tokens were faster, 32 x 1,024 too, and masked ones of 512 and 8,192. On
+    JAX 8 x 8,192 causal ones were, and 1 x 65,536 were not. Packed causal rows were not measured.
     """
-    if (m.c, m.e, m.s) != MEASURED or m.dtype != "bfloat16" or m.tokens < TOKENS:
+    if (m.c, m.e, m.s) != MEASURED or m.dtype != "bfloat16":
         return False
     if keras.config.backend() == "jax":
-        return m.summed_inside
-    return m.orders == ("all",) or (m.plain and m.orders == ("earlier",))
+        return m.summed_inside and m.tokens >= TOKENS
+    if m.orders == ("all",):
+        return m.tokens >= TOKENS
+    return m.plain and m.orders == ("earlier",) and m.tokens >= FEWER
 
 
 def _with_heads(m, rows, bias, gammas, betas, cos, sin):
