@@ -4,10 +4,10 @@
     python -m benchmarks.train_command OUT --configs wikipedia_lm/flash --lengths 8192 --again
 
 Each config is trained at each length by a process of its own, one after the other, on its own data; run it where the
-config's files are. The process ends after `--steps` steps, before an evaluation. A loop of steps has one rate; the
-first loop, which compiles, and the last do not count, and the median of the others is the rate. Programs that XLA keeps
-begin in an empty folder, so each start is a first one. `--again` then starts the same command a second time: it goes
-on from its checkpoint, with its programs. Lowered kernels (docs/layers.md) stay where they are in all starts.
+config's files are. The process ends after `--steps` steps and five loops, before an evaluation. A loop of steps has one
+rate; the first loop, which compiles, and the last do not count, and the median of the others is the rate. Programs that
+XLA keeps begin in an empty folder, so each start is a first one. `--again` then starts the same command a second time:
+it goes on from its checkpoint, with its programs. Lowered kernels (docs/layers.md) stay where they are in all starts.
 """
 
 import argparse
@@ -62,13 +62,13 @@ def _timed(config, n, folder, args, progress):
     command = in_parallel.Command(
         ("train", config, "--model-dir", str(folder / "run"), *options), folder / "output.log"
     )
-    first = _until(command, folder, args.steps, signal.SIGTERM if args.again else signal.SIGKILL, progress)
+    first = _until(command, folder, args.steps, signal.SIGTERM if args.again else signal.SIGKILL, progress, LOOPS)
     if first is None:
         return None
     records = _records(folder)
-    rates = [rate for rate, _ in itertools.groupby(record["tokens_per_second"] for record in records)]
+    rates = _rates(records)
     if len(rates) < LOOPS:
-        progress.line(f"{command} ended after {len(rates)} loops; a rate needs {LOOPS}: --steps must be more")
+        progress.line(f"{command} ended after {len(rates)} loops; a rate needs {LOOPS}: train.steps must be more")
         return None
     found = {
         "tokens_per_second": statistics.median(rates[1:-1]),
@@ -85,8 +85,12 @@ def _timed(config, n, folder, args, progress):
     return found
 
 
-def _until(command, folder, steps, number, progress):
-    """Runs a command until the run has some steps, then sends it a signal. The seconds to its first step, or None."""
+def _until(command, folder, steps, number, progress, loops=0):
+    """Runs a command until the run has some steps in some loops, then sends it a signal.
+
+    Returns:
+      The seconds to its first step, or None if it failed.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     ending = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the child ends too
     before, start, first = len(_records(folder)), time.perf_counter(), None
@@ -99,8 +103,11 @@ def _until(command, folder, steps, number, progress):
             stderr=subprocess.STDOUT,
         )
     try:
-        while child.poll() is None and (done := len(_records(folder))) < steps:
-            passed = time.perf_counter() - start
+        while child.poll() is None:
+            records = _records(folder)
+            passed, done = time.perf_counter() - start, len(records)
+            if done >= steps and len(_rates(records)) >= loops:
+                break
             first = first or (passed if done > before else None)
             progress.status(f"step {done:,} of {steps:,}", duration(passed))
             time.sleep(0.05)
@@ -132,6 +139,11 @@ def _records(folder):
     return [json.loads(line) for line in whole.splitlines()]
 
 
+def _rates(records):
+    """The rate of each loop."""
+    return [rate for rate, _ in itertools.groupby(record["tokens_per_second"] for record in records)]
+
+
 def _checked(args):
     """The arguments. Overrides make the rows a variant."""
     for n in args.lengths:
@@ -147,7 +159,7 @@ def _parser():
     parser.add_argument("out", metavar="OUT", help="a new folder for the runs")
     parser.add_argument("--configs", nargs="+", required=True, metavar="CONFIG")
     device.takes_sizes(parser, (8192,))
-    parser.add_argument("--steps", type=int, default=100, help="after which a training ends (default 100)")
+    parser.add_argument("--steps", type=int, default=100, help="the fewest after which a training ends (default 100)")
     parser.add_argument("--again", action="store_true", help="time a second start too, which goes on from the first")
     result_files.add_overrides(parser)
     result_files.add_options(parser)
