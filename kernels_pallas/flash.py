@@ -122,9 +122,9 @@ def sizes(
 def obstacle(m: Chunks) -> str | None:
     """Why the fused kernels cannot run, or None."""
     least = min(block(size, 16) for size in (m.c, m.e, m.s))
-    if m.dtype not in ("bfloat16", "float32") or least < 16:
-        got = f"{m.dtype}, chunks of {m.c}, widths {m.e} and {m.s}"
-        return f"bfloat16 or float32, and chunks and widths that are multiples of 16, got {got}"
+    if m.dtype not in ("bfloat16", "float32") or least < 16 or m.s & (m.s - 1) or not m.tokens:
+        needed = "tokens in bfloat16 or float32, chunks and values of a multiple of 16, and keys of a power of 2"
+        return f"{needed} from 16, got {m.tokens:,} in {m.dtype}, chunks of {m.c}, values of {m.e}, keys of {m.s}"
     found = programs.obstacle(KERNELS if m.summed_inside else KERNELS + SUMS, m)
     return found or programs.obstacle(OF_HEADS, m.heads)
 

@@ -133,8 +133,10 @@ def test_one_line_says_what_they_need():
     x = ops.ones((1, 16, 16))
     with pytest.raises(ValueError, match=r"implementation 'pallas' needs an NVIDIA GPU of compute capability 9\.0"):
         MixedChunkAttention(**LAYER, implementation="pallas")(x, training=True)
-    with pytest.raises(ValueError, match="widths that are multiples of 16, got float32, chunks of 12"):
-        MixedChunkAttention(12, key_dim=16, implementation="pallas")(x, training=True)
+    got = lambda tokens, c, s: f"from 16, got {tokens} in float32, chunks of {c}, values of 32, keys of {s}"  # noqa: E731
+    for tokens, c, s in ((24, 12, 16), (16, 16, 48), (0, 16, 16)):
+        with pytest.raises(ValueError, match=got(tokens, c, s)):
+            MixedChunkAttention(c, key_dim=s, implementation="pallas")(x[:, :tokens], training=True)
     with pytest.raises(ValueError, match="needs .*'overlapping': False.*, got .*'overlapping': True"):
         MixedChunkAttention(overlapping=True, implementation="pallas")
     with pytest.raises(ValueError, match="implementation must be one of auto, xla, pallas, got 'cuda'"):

@@ -301,5 +301,4 @@ class MixedChunkAttention(gated_unit.ChunkedUnit):
 
 def _angled(positions, b):
     """The number of rows that have positions of their own: 1 if they are known to share them, else b."""
-    shape = getattr(positions, "shape", None)
-    return 1 if getattr(shape, "rank", 2) is not None and np.shape(positions)[0] == 1 else b
+    return 1 if np.shape(positions)[0] == 1 else b
