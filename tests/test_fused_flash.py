@@ -114,6 +114,7 @@ OTHER = {"rotary_heads": "local", "use_bias": False}, True  # and packed rows, w
 def test_a_layer_trains_with_them_as_with_einsums(options, packed, interpreted, monkeypatch):
     monkeypatch.setattr(programs, "obstacle", lambda names, m: None)
     given = {**LAYER, **options}
+    keras.utils.set_random_seed(0)  # a draw whose relative bias gets nearly no gradient has no exact one
     x = ops.convert_to_tensor(np.random.default_rng(0).normal(size=(2, 37, 16)), "float32")
     layers = {name: MixedChunkAttention(**given, implementation=name, name="mixer") for name in ("xla", "pallas")}
     for layer in layers.values():
