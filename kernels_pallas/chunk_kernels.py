@@ -185,7 +185,7 @@ def _value_gradient(p, bias, aq, k, z, dp_in, dp, sums, *, m, sigmoid):
         weights = aq[pl.ds(chunk * m.c + first, depth), pl.ds(at * size, size)]
         return total + _dot(weights.T, z[pl.ds(chunk * m.depth + first, depth), cols])
 
-    v = p[rows, of_v]  # before the products, which then hide the wait; `gated` has no registers for it
+    v = p[rows, of_v]  # before the products, which hide the wait; `gated` gains nothing by that
     out = jnp.zeros((size, m.columns), jnp.float32)
     out = lax.fori_loop(0, m.t // depth, across, out)
     out = lax.fori_loop(0, m.c // depth - hidden, inside, out)
