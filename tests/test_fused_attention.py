@@ -56,6 +56,55 @@ def test_the_kernel_in_tensorflow_is_ours_in_value_and_every_gradient(n, causal,
     assert relative_error(fused[0], exact[0]) < BFLOAT16
 
 
+@pytest.fixture
+def one_order():
+    from tensorflow.python.framework import config
+
+    config.enable_op_determinism()
+    yield
+    config.disable_op_determinism()
+
+
+@pytest.mark.skipif(not HAS_KERNEL, reason="needs a GPU that TensorFlow sees, from Ampere on")
+def test_two_equal_calls_give_the_same_bits_each_time_with_deterministic_operators(one_order):
+    import tensorflow as tf
+
+    random = np.random.default_rng(0)
+    q, k, v, dout = (tf.constant(random.normal(size=(2, 1024, 4, 64)), tf.bfloat16) for _ in range(4))
+
+    @tf.function(jit_compile=True)
+    def gradients(q, k, v, dout):
+        with tf.GradientTape() as tape:
+            tape.watch([q, k, v])
+            out = softmax_attention(softmax_attention(q, k, v, causal=True), k, v, causal=True)
+        return tape.gradient(out, [q, k, v], dout)
+
+    first, *others = ([x.numpy().tobytes() for x in gradients(q, k, v, dout)] for _ in range(8))
+    assert all(other == first for other in others)
+
+
+@pytest.mark.skipif(ON_JAX, reason="JAX has its own program")
+@pytest.mark.parametrize("asked", [False, True])
+def test_the_gradient_says_whether_operators_are_deterministic(asked, fuses, monkeypatch, request):
+    import tensorflow as tf
+
+    if asked:
+        request.getfixturevalue("one_order")
+    programs = []
+
+    def called(program, operands, results):
+        programs.append(program)
+        return [tf.zeros(shape, dtype) for shape, dtype in results]
+
+    monkeypatch.setattr(nvidia, "call", called)
+    q = tf.zeros(SHAPE, tf.bfloat16)
+    with tf.GradientTape() as tape:
+        tape.watch(q)
+        out = softmax_attention(q, q, q)
+    tape.gradient(out, q)
+    assert ["force_deterministic\\22: true" in program for program in programs] == [False, asked]
+
+
 @pytest.mark.skipif(ON_JAX or HAS_KERNEL, reason="asks TensorFlow without the kernel")
 @pytest.mark.parametrize("causal", [False, True])
 def test_tensorflow_reads_the_programs_and_lacks_only_the_gpu(causal):

@@ -73,6 +73,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     """
     if keras.config.backend() == "jax":
         return ops.dot_product_attention(q, k, v, is_causal=causal)
+    from tensorflow.python.framework.config import is_op_determinism_enabled
+
     shape, dtype = tuple(q.shape), keras.backend.standardize_dtype(q.dtype)
     own, sums = (shape, dtype), ((shape[0], shape[2], shape[1]), "float32")
 
@@ -80,7 +82,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
         out, logarithms = nvidia.call(program(FORWARD, FORWARD_PRODUCTS, shape, dtype, causal), [q, k, v], [own, sums])
 
         def gradient(dout):
-            backward = program(BACKWARD, BACKWARD_PRODUCTS, shape, dtype, causal)
+            backward = program(BACKWARD, BACKWARD_PRODUCTS, shape, dtype, causal, is_op_determinism_enabled())
             return nvidia.call(backward, [q, k, v, logarithms, dout, out], [own] * 3)
 
         return out, gradient
@@ -88,12 +90,19 @@ def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     return ops.custom_gradient(attend)(q, k, v)
 
 
-def program(text: str, products: dict, shape: tuple[int, int, int, int], dtype: str, causal: bool) -> str:
-    """The StableHLO of FORWARD or BACKWARD for inputs of one shape `[b, n, h, s]` and dtype."""
+def program(
+    text: str, products: dict, shape: tuple[int, int, int, int], dtype: str, causal: bool, one_order: bool = False
+) -> str:
+    """The StableHLO of FORWARD or BACKWARD for inputs of one shape `[b, n, h, s]` and dtype.
+
+    A program with deterministic operators must say so here, as `one_order`: XLA sets it in the first of several equal
+    calls alone, finds no kernel for the others, and the process ends with a segmentation fault.
+    """
     b, n, h, s = shape
     kernel = {
         "algorithm": {"algo_id": "0", "math_type": "TENSOR_OP_MATH", "is_cudnn_frontend": True, "workspace_size": "0"},
         "fmha_scale": s**-0.5,
+        "force_deterministic": one_order,
         "intermediate_tensor_shape": {
             "element_type": KINDS[dtype].upper(),
             "dimensions": [str(size) for size in (b, h, n, n)],
