@@ -1,5 +1,7 @@
 """FLASH's core from the in-projection to the gated values, fused: `silu(u) * mixed_chunk_attention(..., silu(v))`."""
 
+import math
+
 import keras
 from keras import ops
 
@@ -14,8 +16,8 @@ KERNELS = ["values", "gated", "gate_gradient", "gate_sums", "value_gradient"]
 SUMS = ["sums", "sums_gradient"]
 OF_HEADS = ["heads", "heads_gradient"]
 MEASURED = (256, 1536, 128)  # tokens of a chunk, and widths of values and keys: FLASH base
-TOKENS = 65_536  # of a step on one device, in most measurements
-FEWER = 16_384  # of the smallest causal one, in TensorFlow
+TOKENS = {("earlier",): 8_192, ("all",): 16_384}  # by `orders`: of the smallest step on one device, in TensorFlow
+TOKENS_ON_JAX = 65_536
 
 
 def gated_mixed_chunk_attention(
@@ -130,18 +132,17 @@ def obstacle(m: Chunks) -> str | None:
 
 
 def is_faster(m: Chunks) -> bool:
-    """Whether the fused kernels are faster than einsums, by what was measured: FLASH base with 65,536 tokens a step.
+    """Whether the fused kernels are faster than einsums, by what was measured: FLASH base in bfloat16.
 
-    In TensorFlow causal rows of 512 to 65,536 tokens were faster, 32 x 1,024 and 16 x 1,024 too, and masked ones of 512
-    and 8,192. On JAX 8 x 8,192 causal ones were, and 1 x 65,536 were not. Packed causal rows were not measured.
+    In TensorFlow causal steps of 65,536 tokens were faster, in rows of 512 to 65,536, and those of 8,192 to 32,768 in
+    rows of 1,024; masked steps of 65,536, 32,768 and 16,384 were too. On JAX 8 x 8,192 causal tokens were, and
+    1 x 65,536 were not. Packed rows were not measured.
     """
     if (m.c, m.e, m.s) != MEASURED or m.dtype != "bfloat16":
         return False
     if keras.config.backend() == "jax":
-        return m.summed_inside and m.tokens >= TOKENS
-    if m.orders == ("all",):
-        return m.tokens >= TOKENS
-    return m.plain and m.orders == ("earlier",) and m.tokens >= FEWER
+        return m.summed_inside and m.tokens >= TOKENS_ON_JAX
+    return m.plain and m.tokens >= TOKENS.get(m.orders, math.inf)
 
 
 def _with_heads(m, rows, bias, gammas, betas, cos, sin):

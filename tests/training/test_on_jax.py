@@ -3,13 +3,16 @@
 import json
 import shutil
 import time
+import types
 from pathlib import Path
 
+import keras
 import pytest
 import tensorflow as tf
 
 from flash_tf import config
 from flash_tf.training import checkpoint_files, loop, preflight
+from flash_tf.training.on_jax import loop as on_jax
 from tests import numerics
 from tests.training import jax_child, runs
 from tests.training.test_prepared_runs import prepared
@@ -221,6 +224,26 @@ def test_prepared_text_trains_without_tensorflow_as_with_it(tmp_path):
     assert len(new) == 8 and [one["predicted_tokens"] for one in new] == [
         one["predicted_tokens"] for one in runs.records(tensorflow)
     ]
+
+
+@pytest.mark.full
+def test_deterministic_operators_change_no_loss_on_a_cpu(folder, tmp_path):
+    model, train = {"mixer": {"type": "self_attention", "heads": 2}}, {**SIZES, "steps": 3}
+    path = runs.write(folder, model=model, train=train, strategy={"type": "jax"})
+    asked = [[path, str(tmp_path / name), [f"train.deterministic={name}"], None] for name in ("true", "false")]
+    assert jax_child.train(*asked) == ["", ""]
+    assert runs.losses(tmp_path / "true") == runs.losses(tmp_path / "false")
+
+
+def test_a_deterministic_run_does_without_cudnns_attention(folder, tmp_path, monkeypatch):
+    path, called = runs.write(folder, train=SIZES, strategy={"type": "jax"}), []
+    monkeypatch.setattr(keras.config, "disable_flash_attention", lambda: called.append(True))
+    monkeypatch.setattr(on_jax.processes, "together", None)
+    for asked in (False, True):
+        overrides = [f"train.deterministic={json.dumps(asked)}"]
+        with pytest.raises(TypeError, match="'NoneType' object is not callable"):
+            on_jax.train(config.load(path, overrides), str(tmp_path / "run"), types.SimpleNamespace(line=print))
+        assert called == [True] * asked
 
 
 @pytest.mark.full

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 
 import jax
+import keras
 
 from flash_tf.config import Config
 from flash_tf.data.prepared import PreparedEvaluation
@@ -40,6 +41,9 @@ def train(
 def _owned(config, model_dir, progress, extends, begins, callback, owner=None):
     """Trains. Without an owner, the first process is one once it is known."""
     config = preflight.check(config, model_dir)
+    if config.train.deterministic:
+        # Of several equal gradients of cuDNN's attention, XLA finds the deterministic kernel for the first alone.
+        keras.config.disable_flash_attention()
     with processes.together(config.strategy, progress.line), _owner(model_dir, progress, owner) as owner:
         run = open_run(config, model_dir, progress, extends)
         with (
