@@ -45,7 +45,7 @@ SEARCH_EVERY = 100_000
 # Libraries that IMPORTERS import where they are installed, for functions that no command calls: a third of the time to
 # import these.
 IMPORTERS = ("tensorflow", "keras", "tf_keras")
-UNUSED = {"sklearn", "matplotlib", "jax", "pandas", "scipy", "chardet"}
+UNUSED = {"sklearn", "matplotlib", "jax", "pandas", "scipy", "chardet", "cv2", "IPython"}
 
 
 def main(arguments: list[str] | None = None) -> int:
