@@ -73,8 +73,6 @@ def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     """
     if keras.config.backend() == "jax":
         return ops.dot_product_attention(q, k, v, is_causal=causal)
-    from tensorflow.python.framework.config import is_op_determinism_enabled
-
     shape, dtype = tuple(q.shape), keras.backend.standardize_dtype(q.dtype)
     own, sums = (shape, dtype), ((shape[0], shape[2], shape[1]), "float32")
 
@@ -82,7 +80,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
         out, logarithms = nvidia.call(program(FORWARD, FORWARD_PRODUCTS, shape, dtype, causal), [q, k, v], [own, sums])
 
         def gradient(dout):
-            backward = program(BACKWARD, BACKWARD_PRODUCTS, shape, dtype, causal, is_op_determinism_enabled())
+            backward = program(BACKWARD, BACKWARD_PRODUCTS, shape, dtype, causal, nvidia.is_deterministic())
             return nvidia.call(backward, [q, k, v, logarithms, dout, out], [own] * 3)
 
         return out, gradient

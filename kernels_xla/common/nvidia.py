@@ -20,6 +20,13 @@ def capability() -> tuple[int, int] | None:
     return tf.config.experimental.get_device_details(gpus[0]).get("compute_capability") if gpus else None
 
 
+def is_deterministic() -> bool:
+    """Whether TensorFlow's operators have to be deterministic."""
+    from tensorflow.python.framework import config
+
+    return config.is_op_determinism_enabled()
+
+
 def call(program: str | bytes, operands: list[Tensor], results: list[tuple[tuple[int, ...], str]]) -> list[Tensor]:
     """Runs a StableHLO program in TensorFlow, on an NVIDIA GPU.
 
