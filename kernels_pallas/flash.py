@@ -135,8 +135,8 @@ def is_faster(m: Chunks) -> bool:
     """Whether the fused kernels are faster than einsums, by what was measured: FLASH base in bfloat16.
 
     In TensorFlow causal steps of 8,192 to 65,536 tokens were faster, the largest in rows of 512 to 65,536 and others
-    in rows of 1,024, and masked steps of 16,384 to 65,536 were too. On JAX 8 x 8,192 causal tokens were, and 1 x 65,536
-    were not. Packed rows were not measured.
+    in rows of 1,024 or 8,192, and masked steps of 16,384 to 65,536 were too. On JAX 8 x 8,192 causal tokens were, and
+    1 x 65,536 were not. Packed rows were not measured.
     """
     if (m.c, m.e, m.s) != MEASURED or m.dtype != "bfloat16":
         return False

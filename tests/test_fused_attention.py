@@ -57,7 +57,7 @@ def test_the_kernel_in_tensorflow_is_ours_in_value_and_every_gradient(n, causal,
 
 
 @pytest.fixture
-def one_order():
+def deterministic():
     from tensorflow.python.framework import config
 
     config.enable_op_determinism()
@@ -66,7 +66,7 @@ def one_order():
 
 
 @pytest.mark.skipif(not HAS_KERNEL, reason="needs a GPU that TensorFlow sees, from Ampere on")
-def test_two_equal_calls_give_the_same_bits_each_time_with_deterministic_operators(one_order):
+def test_two_equal_calls_give_the_same_bits_each_time_with_deterministic_operators(deterministic):
     import tensorflow as tf
 
     random = np.random.default_rng(0)
@@ -89,7 +89,7 @@ def test_the_gradient_says_whether_operators_are_deterministic(asked, fuses, mon
     import tensorflow as tf
 
     if asked:
-        request.getfixturevalue("one_order")
+        request.getfixturevalue("deterministic")
     programs = []
 
     def called(program, operands, results):

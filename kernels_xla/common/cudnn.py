@@ -89,18 +89,18 @@ def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
 
 
 def program(
-    text: str, products: dict, shape: tuple[int, int, int, int], dtype: str, causal: bool, one_order: bool = False
+    text: str, products: dict, shape: tuple[int, int, int, int], dtype: str, causal: bool, deterministic: bool = False
 ) -> str:
     """The StableHLO of FORWARD or BACKWARD for inputs of one shape `[b, n, h, s]` and dtype.
 
-    A program with deterministic operators must say so here, as `one_order`: XLA sets it in the first of several equal
+    BACKWARD must say where operators are to be `deterministic`: XLA itself sets that in the first of several equal
     calls alone, finds no kernel for the others, and the process ends with a segmentation fault.
     """
     b, n, h, s = shape
     kernel = {
         "algorithm": {"algo_id": "0", "math_type": "TENSOR_OP_MATH", "is_cudnn_frontend": True, "workspace_size": "0"},
         "fmha_scale": s**-0.5,
-        "force_deterministic": one_order,
+        "force_deterministic": deterministic,
         "intermediate_tensor_shape": {
             "element_type": KINDS[dtype].upper(),
             "dimensions": [str(size) for size in (b, h, n, n)],
