@@ -312,6 +312,45 @@ class Norm(Sizes):
         return {"normalized": [x], "norm_gradient": [x, sums]}[name]
 
 
+@dataclasses.dataclass(frozen=True)
+class Glu(Sizes):
+    """The sizes of a gated linear unit.
+
+    Attributes:
+      tokens: Of the batch.
+      hidden: Width of a branch.
+      activation: Of the gate: "gelu", "gelu_tanh" or "silu".
+      dtype: Of the branches, the result and their gradients; the bias and its gradient are float32.
+    """
+
+    tokens: int
+    hidden: int
+    activation: str
+    dtype: str
+
+    module: ClassVar[str] = "glu_kernels"
+    STEP: ClassVar[int] = 64  # the most tokens that one program sums
+
+    @property
+    def columns(self) -> int:
+        """Columns of a program, in each branch."""
+        return block(self.hidden, 256)
+
+    @property
+    def step(self) -> int:
+        """Tokens whose parts of the bias's gradient one program sums."""
+        return block(self.tokens, self.STEP)
+
+    def arguments(self, name: str) -> Shapes:
+        p, y = ((self.tokens, 2 * self.hidden), self.dtype), ((self.tokens, self.hidden), self.dtype)
+        given = [p, ((2 * self.hidden,), "float32")]
+        return {"glu": given, "glu_gradient": [*given, y]}[name]
+
+    def results(self, name: str) -> Shapes:
+        p, y = ((self.tokens, 2 * self.hidden), self.dtype), ((self.tokens, self.hidden), self.dtype)
+        return {"glu": [y], "glu_gradient": [p, ((self.tokens // self.step, 2 * self.hidden), "float32")]}[name]
+
+
 def block(size: int, most: int) -> int:
     """The largest power of 2 that divides `size`, but at most `most`."""
     return min(size & -size, most)

@@ -11,6 +11,7 @@ from keras import ops
 from keras.dtype_policies import DTypePolicyMap
 
 from kernels_xla.common.accelerator import on_tpu
+from kernels_xla.common.nvidia import whole_gradient
 from kernels_xla.common.spec import Tensor
 
 GELU_TANH = functools.partial(keras.activations.gelu, approximate=True)
@@ -53,7 +54,7 @@ def parts_of(
     """
     ends = list(itertools.accumulate(widths))[:-1]
     if not on_tpu() or dense.quantization_mode:
-        return ops.split(activation(dense(x)), ends, axis=-1)
+        return ops.split(activation(whole_gradient(dense(x))), ends, axis=-1)
     lead = ops.shape(x)[:-1]
     x, kernel = (ops.cast(tensor, dense.compute_dtype) for tensor in (x, dense.kernel))
     parts = [ops.matmul(x, part) for part in ops.split(kernel, ends, axis=-1)]

@@ -18,12 +18,12 @@ def check_implementation(layer: keras.layers.Layer, option: str = "implementatio
 
 
 def runs_fused(
-    mixer: keras.layers.Layer, lead: tuple[int | None, ...], kernels: ModuleType, sizes: Callable[[], Sizes]
+    layer: keras.layers.Layer, lead: tuple[int | None, ...], kernels: ModuleType, sizes: Callable[[], Sizes]
 ) -> bool:
-    """Whether fused kernels compute a training step over tokens of the shape `lead`, `[b, n]`.
+    """Whether fused kernels compute a training step over tokens of the shape `lead`.
 
     Args:
-      mixer: Has `implementation` and `in_projection`.
+      layer: Has `implementation` and `in_projection`.
       lead: None where a size is unknown.
       kernels: The module with `is_faster` and `obstacle`.
       sizes: Gives the kernels' sizes. It is called if all of `lead` is known.
@@ -31,14 +31,14 @@ def runs_fused(
     Raises:
       ValueError: `implementation` is "pallas", and they cannot run.
     """
-    option, mode = f"{type(mixer).__name__}: implementation", mixer.in_projection.quantization_mode
-    if mixer.implementation != "xla" and (None in lead or mode):
-        if mixer.implementation == "pallas":
+    option, mode = f"{type(layer).__name__}: implementation", layer.in_projection.quantization_mode
+    if layer.implementation != "xla" and (None in lead or mode):
+        if layer.implementation == "pallas":
             raise ValueError(
                 f"{option} 'pallas' needs a static shape and weights that are not quantized, got {lead} tokens, {mode}"
             )
         return False
-    return takes_fused(option, mixer.implementation, kernels, sizes)
+    return takes_fused(option, layer.implementation, kernels, sizes)
 
 
 def takes_fused(option: str, implementation: str, kernels: ModuleType, sizes: Callable[[], Sizes]) -> bool:

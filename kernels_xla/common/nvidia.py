@@ -1,6 +1,7 @@
 """What an NVIDIA GPU alone can run: how capable it is, and programs with its kernels as operations of TensorFlow."""
 
 import keras
+from keras import ops
 
 from kernels_xla.common.spec import Tensor
 
@@ -25,6 +26,37 @@ def is_deterministic() -> bool:
     from tensorflow.python.framework import config
 
     return config.is_op_determinism_enabled()
+
+
+def whole_gradient(x: Tensor) -> Tensor:
+    """The same tensor. On an NVIDIA GPU, XLA writes its gradient to memory before anything reads it.
+
+    It is for the result of a projection. Its gradient is read three times: by two products and by the bias's sums. If
+    parts of it come from elsewhere, XLA would join them in each reader, and choose a slower product that can.
+    """
+    if capability() is None or not _compiles():
+        return x
+    return ops.custom_gradient(lambda x: (x, _barrier))(x)
+
+
+def _barrier(x):
+    if keras.config.backend() == "jax":
+        import jax
+
+        return jax.lax.optimization_barrier(x)
+    from tensorflow.compiler.tf2xla.python import xla
+
+    return xla.optimization_barrier(x)[0]
+
+
+def _compiles():
+    """Whether XLA compiles what is traced now."""
+    if keras.config.backend() == "jax":
+        return True
+    import tensorflow as tf
+    from tensorflow.python.ops import control_flow_util
+
+    return control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
 
 
 def call(program: str | bytes, operands: list[Tensor], results: list[tuple[tuple[int, ...], str]]) -> list[Tensor]:

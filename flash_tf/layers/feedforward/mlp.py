@@ -8,6 +8,7 @@ from flash_tf.layers.base import SameShape
 from flash_tf.layers.common import activation, check_activation, options, projection
 from flash_tf.layers.feedforward import FEEDFORWARDS
 from flash_tf.layers.remat import Recomputed
+from kernels_xla.common.nvidia import whole_gradient
 from kernels_xla.common.spec import Tensor
 
 
@@ -61,7 +62,7 @@ class MLP(SameShape, Recomputed, keras.layers.Layer):
         positions: Tensor | None = None,
         training: bool | None = None,
     ) -> Tensor:
-        return self.out_projection(activation(self.activation)(self.in_projection(x)))
+        return self.out_projection(activation(self.activation)(whole_gradient(self.in_projection(x))))
 
     def flops(self, n: int) -> int:
         return 4 * n * self.width * self.inner
