@@ -34,6 +34,8 @@ MAY_CHANGE = (  # options that may differ between two starts of one run
     "data.cache",
     "model.no_answer_threshold",
     "model.norm_implementation",
+    "model.mixer.implementation",
+    "model.feedforward.implementation",
     "profile",
     "paper",
     "wandb",

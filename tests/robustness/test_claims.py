@@ -104,6 +104,23 @@ def test_the_same_config_goes_on_with_what_may_change(copy):
     assert "holds a run with train.seed = 0, this one has 1" in refused(copy, "train.seed=1")
 
 
+def test_another_implementation_is_the_same_run(tmp_path):
+    runs.corpus(tmp_path)
+    model = {"depth": 1, "mixer": {"type": "flash", "chunk_size": 8, "key_dim": 8}, "feedforward": {"type": "glu"}}
+    path = runs.write(tmp_path, model=model)
+
+    def claim(*options):
+        given = str(tmp_path / "model"), config.load(path, options)
+        run_directory.claim(*given)
+        return given
+
+    with run_directory.begun(*claim(), "a tokenizer"):
+        (tmp_path / "model/metrics.jsonl").write_text('{"step": 1, "loss": 1.0}\n')
+    claim(*(f"model.{one}mplementation=xla" for one in ("norm_i", "mixer.i", "feedforward.i")))
+    with pytest.raises(ValueError, match=r"holds a run with model\.feedforward\.hidden = None, this one has 64"):
+        claim("model.feedforward.hidden=64")
+
+
 def killed_while_writing(path):
     os.replace = lambda *paths: os.kill(os.getpid(), signal.SIGKILL)
     stored.write(path, b"{}")
