@@ -29,30 +29,25 @@ def is_deterministic() -> bool:
 
 
 def whole_gradient(x: Tensor) -> Tensor:
-    """The same tensor. On an NVIDIA GPU, XLA writes its gradient to memory before anything reads it.
+    """The same tensor. In TensorFlow on an NVIDIA GPU, XLA writes its gradient to memory before anything reads it.
 
     It is for the result of a projection. Its gradient is read three times: by two products and by the bias's sums. If
     parts of it come from elsewhere, XLA would join them in each reader, and choose a slower product that can.
     """
-    if capability() is None or not _compiles():
+    if keras.config.backend() == "jax" or capability() is None or not _compiles():
         return x
-    return ops.custom_gradient(lambda x: (x, _barrier))(x)
+    return ops.custom_gradient(lambda x: (x, _written))(x)
 
 
-def _barrier(x):
-    if keras.config.backend() == "jax":
-        import jax
-
-        return jax.lax.optimization_barrier(x)
+def _written(x):
+    """The same tensor, behind a barrier, to which TensorFlow has no gradient."""
     from tensorflow.compiler.tf2xla.python import xla
 
-    return xla.optimization_barrier(x)[0]
+    return ops.custom_gradient(lambda x: (xla.optimization_barrier(x)[0], lambda dx: dx))(x)
 
 
 def _compiles():
-    """Whether XLA compiles what is traced now."""
-    if keras.config.backend() == "jax":
-        return True
+    """Whether XLA compiles what TensorFlow traces now."""
     import tensorflow as tf
     from tensorflow.python.ops import control_flow_util
 
