@@ -1,7 +1,5 @@
 """FLASH's core from the in-projection to the gated values, fused: `silu(u) * mixed_chunk_attention(..., silu(v))`."""
 
-import math
-
 import keras
 from keras import ops
 
@@ -15,9 +13,10 @@ from kernels_xla.flash.operands import Operands, operands
 KERNELS = ["values", "gated", "gate_gradient", "gate_sums", "value_gradient"]
 SUMS = ["sums", "sums_gradient"]
 OF_HEADS = ["heads", "heads_gradient"]
-MEASURED = (256, 1536, 128)  # tokens of a chunk, and widths of values and keys: FLASH base
-TOKENS = {("earlier",): 8_192, ("all",): 16_384}  # by `orders`: of the smallest step on one device, in TensorFlow
-TOKENS_ON_JAX = 65_536
+BASE = (256, 1536, 128)  # tokens of a chunk, and widths of values and keys: FLASH base
+TOKENS = {("earlier",): 8_192, ("all",): 16_384}  # by `orders`: of its smallest step on one device, in TensorFlow
+CHUNKS, VALUES, KEYS = (128, 256, 512), (1024, 2048), 128  # of other sizes: tokens of a chunk, least and most width
+LARGE = 65_536  # tokens of a step with other sizes, with packed documents, or on JAX
 
 
 def gated_mixed_chunk_attention(
@@ -132,17 +131,21 @@ def obstacle(m: Chunks) -> str | None:
 
 
 def is_faster(m: Chunks) -> bool:
-    """Whether the fused kernels are faster than einsums, by what was measured: FLASH base in bfloat16.
+    """Whether the fused kernels are faster than einsums, by what was measured in bfloat16.
 
-    In TensorFlow causal steps of 8,192 to 65,536 tokens were faster, the largest in rows of 512 to 65,536 and others
-    in rows of 1,024 or 8,192, and masked steps of 16,384 to 65,536 were too. On JAX 8 x 8,192 causal tokens were, and
-    1 x 65,536 were not. Packed rows were not measured.
+    FLASH base's in TensorFlow: causal steps of 8,192 to 65,536 tokens were faster, the largest in rows of 512 to 65,536
+    and others in rows of 1,024 or 8,192. Masked steps of 16,384 to 65,536 were too, and steps of 65,536 with packed
+    documents, causal and masked. On JAX 8 x 8,192 causal tokens were, and 1 x 65,536 were not. Other sizes, in
+    TensorFlow: with chunks of 128 or 512, or values of 1,024 or 2,048, causal steps of 65,536 tokens were, in 8 and 32
+    rows.
     """
-    if (m.c, m.e, m.s) != MEASURED or m.dtype != "bfloat16":
+    is_base = (m.c, m.e, m.s) == BASE
+    near = m.c in CHUNKS and VALUES[0] <= m.e <= VALUES[1] and m.s == KEYS and m.columns == 64 and m.summed_inside
+    if m.dtype != "bfloat16" or not (is_base or near):
         return False
     if keras.config.backend() == "jax":
-        return m.summed_inside and m.tokens >= TOKENS_ON_JAX
-    return m.plain and m.tokens >= TOKENS.get(m.orders, math.inf)
+        return is_base and m.summed_inside and m.tokens >= LARGE
+    return m.tokens >= (TOKENS[m.orders] if is_base and m.plain else LARGE)
 
 
 def _with_heads(m, rows, bias, gammas, betas, cos, sin):

@@ -110,7 +110,9 @@ def test_one_line_says_what_it_needs(size, said):
 def test_auto_takes_it_where_it_was_measured_to_be_faster(backend, monkeypatch):
     monkeypatch.setattr(keras.config, "backend", lambda: backend)
     timed = [fused.sizes(tokens, 32_000, "bfloat16") for tokens in (16_384, 9_832, 8_192)]
-    others = [(8_064, 32_000, "bfloat16"), (16_384, 32_128, "bfloat16"), (16_384, 32_000, "float32")]
+    timed += [fused.sizes(16_384, size, "bfloat16") for size in (32_128, 50_304)]
+    others = [(8_064, 32_000, "bfloat16"), (9_832, 32_128, "bfloat16"), (16_384, 32_000, "float32")]
+    others += [(16_384, size, "bfloat16") for size in (31_872, 50_432, 50_240)]
     assert {*map(fused.is_faster, timed)} == {backend == "tensorflow"}
     assert not any(fused.is_faster(fused.sizes(*other)) for other in others)
 

@@ -176,6 +176,10 @@ def of_base(b, n, **options):
     return flash.sizes((b, n, 3200), "bfloat16", **given)
 
 
+def of_size(b, n, chunk_size, e, *, causal=True, s=128):
+    return flash.sizes((b, n, 2 * e + s), "bfloat16", e, chunk_size, causal, False, (True,) * 4)
+
+
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
 def test_auto_takes_them_where_they_were_measured_to_be_faster(backend, monkeypatch):
     monkeypatch.setattr(keras.config, "backend", lambda: backend)
@@ -184,8 +188,14 @@ def test_auto_takes_them_where_they_were_measured_to_be_faster(backend, monkeypa
         of_base(b, n) for b, n in ((2, 32_768), (1, 65_536), (32, 1024), (1, 32_768), (2, 8192), (8, 1024))
     ]
     in_tensorflow += [of_base(b, n, causal=False) for b, n in ((128, 512), (8, 8192), (4, 8192), (16, 1024))]
-    others = [of_base(8, 8192, packed=True), of_base(7, 1024), of_base(2, 2048), of_base(256, 512, value_width=768)]
+    in_tensorflow += [of_base(b, n, packed=True, causal=c) for b, n in ((128, 512), (8, 8192)) for c in (True, False)]
+    in_tensorflow += [of_size(32, 2048, 256, e) for e in (1024, 2048)]
+    in_tensorflow += [of_size(8, 8192, 512, 2048), of_size(32, 2048, 128, 1536)]
+    others = [of_base(4, 8192, packed=True), of_base(7, 1024), of_base(2, 2048), of_base(256, 512, value_width=768)]
     others += [of_base(b, n, causal=False) for b, n in ((16, 512), (2, 4096), (15, 1024))]
+    others += [of_size(32, 2048, 64, 1536), of_size(32, 2048, 256, 512), of_size(32, 2048, 256, 4096)]
+    others += [of_size(32, 2048, 256, 1568), of_size(31, 2048, 256, 2048), of_size(1, 65_536, 256, 2048)]
+    others += [of_size(32, 2048, 256, 2048, causal=False), of_size(32, 2048, 256, 2048, s=64)]
     assert all(map(flash.is_faster, faster)) and not any(map(flash.is_faster, others))
     assert {*map(flash.is_faster, in_tensorflow)} == {backend == "tensorflow"}
 
