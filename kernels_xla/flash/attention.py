@@ -15,7 +15,7 @@ from kernels_xla.common.spec import KernelSpec, Stream, Tensor
 from kernels_xla.flash.decode import extend, initial_state, state_bytes
 from kernels_xla.flash.first_to_all import Rows, check_first, first_tokens, softmax_of_first
 from kernels_xla.flash.inter_chunk import inter_chunk_attention
-from kernels_xla.flash.intra_chunk import intra_chunk_attention, with_previous
+from kernels_xla.flash.intra_chunk import intra_chunk_weights, with_previous
 
 Scale = Literal["normalized", "paper_appendix"]
 
@@ -108,13 +108,15 @@ def mixed_chunk_attention(
     )
     packed = None if segment_ids is None else grid  # [b, g, c]
 
-    inside = None if quad_q is None else _intra_chunk(q1, k1, values, a, b, packed, causal, scale, overlapping, offset)
-    across = (
-        None
-        if lin_q is None
-        else inter_chunk_attention(q2, k2, values, n, grid, packed, causal, chunk_size if chunk_divisor else None)
-    )
-    out = unfold(across if inside is None else inside if across is None else inside + across, n)
+    weights = None if quad_q is None else _weights(q1, k1, a, b, packed, causal, scale, overlapping, offset)
+    apart = weights is not None and (overlapping or lin_q is None)  # else one call takes both sums
+    if apart:
+        out = ops.einsum("bgij,bgje->bgie", weights, with_previous(values) if overlapping else values)
+    if lin_q is not None:
+        divisor, inside = chunk_size if chunk_divisor else None, None if apart else weights
+        across = inter_chunk_attention(q2, k2, values, n, grid, packed, causal, divisor, inside)
+        out = out + across if apart else across
+    out = unfold(out, n)
     if first_to_all != "none":
         taken = first_tokens(ops.arange(n, dtype="int32"), chunk_size, first_to_all, segment_ids)
         rows = softmax_of_first(quad_q, quad_k, v, chunk_size, first_to_all, ids, packed is not None)
@@ -131,13 +133,13 @@ def _check(quad_q, lin_q, of_first, scale):
         raise ValueError("flash: bias, overlapping and first_to_all are of the first sum: they need quad_q, got None")
 
 
-def _intra_chunk(q, k, v, a, b, packed, causal, scale, overlapping, offset):
-    """The first sum: q, k `[b, g, c, s]`, v `[b, g, c, e]` -> `[b, g, c, e]`."""
-    c, key_ids = v.shape[2], packed
+def _weights(q, k, a, b, packed, causal, scale, overlapping, offset):
+    """The weights of the first sum: q, k `[b, g, c, s]` -> `[b, g, c, m]`."""
+    c, key_ids = q.shape[2], packed
     if overlapping:
-        k, v, key_ids = (None if x is None else with_previous(x) for x in (k, v, packed))
+        k, key_ids = (None if x is None else with_previous(x) for x in (k, packed))
     at = ops.arange(k.shape[2], dtype="int32")
-    return intra_chunk_attention(q, k, v, a, b, attention_mask(packed, key_ids, at[-c:], at, causal), scale, offset)
+    return intra_chunk_weights(q, k, a, b, attention_mask(packed, key_ids, at[-c:], at, causal), scale, offset)
 
 
 def mixed_chunk_attention_reference(

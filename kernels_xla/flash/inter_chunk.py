@@ -17,6 +17,7 @@ def inter_chunk_attention(
     packed: Tensor | None,
     causal: bool,
     divisor: int | None = None,
+    inside: Tensor | None = None,
 ) -> Tensor:
     """The sum over the visible chunks, divided by the number of tokens in it.
 
@@ -29,16 +30,19 @@ def inter_chunk_attention(
       packed: `ids` if a row may hold several documents, else None.
       causal: Whether only the chunks before are visible, instead of all.
       divisor: A constant in place of the number of tokens.
+      inside: Weights of the pairs in a chunk, `[b, g, c, c]`, whose sum over v is added; None for none.
 
     Returns:
       `[b, g, c, e]`.
     """
+    if packed is not None and not causal:
+        return _from_own_document(q, k, v, packed, divisor, inside)
     if causal:
-        return _from_earlier_chunks(q, k, v, ids, packed, divisor)
-    if packed is not None:
-        return _from_own_document(q, k, v, packed, divisor)
-    tokens = n if ids is None else ops.sum(ops.cast(ids > 0, "int32"), axis=(1, 2))
-    return _from_all_chunks(q, k, v, tokens if divisor is None else divisor)
+        out = _from_earlier_chunks(q, k, v, ids, packed, divisor)
+    else:
+        tokens = n if ids is None else ops.sum(ops.cast(ids > 0, "int32"), axis=(1, 2))
+        out = _from_all_chunks(q, k, v, tokens if divisor is None else divisor)
+    return out if inside is None else ops.einsum("bgij,bgje->bgie", inside, v) + out
 
 
 def _summaries(k, v):
@@ -86,8 +90,11 @@ def _from_all_chunks(q, k, v, tokens):
     return ops.einsum("bgis,bse->bgie", divided(q, tokens), ops.einsum("bgjs,bgje->bse", k, v))
 
 
-def _from_own_document(q, k, v, ids, divisor):
-    """The second sum without order, packed: pairs in the own chunk, then the document's part in other chunks."""
+def _from_own_document(q, k, v, ids, divisor, inside):
+    """The second sum without order, packed: pairs in the own chunk, then the document's part in other chunks.
+
+    The weights of its pairs in the own chunk are added to those of `inside`, so that one product takes both.
+    """
     first, last = edges(ids)
     at_first, at_last = ids == first[..., None], ids == last[..., None]  # [b, g, c]
     same = attention_mask(ids, ids, None, None, causal=False)  # [b, g, c, c]
@@ -100,9 +107,10 @@ def _from_own_document(q, k, v, ids, divisor):
     tokens = tokens + ops.where(at_last, sum_of_later(count(at_first), first, last)[..., None], 0.0)
 
     q = divided(q, tokens[..., None] if divisor is None else divisor)
-    own = ops.einsum("bgij,bgje->bgie", zero_outside(ops.einsum("bgis,bgjs->bgij", q, k), same), v)
+    own = zero_outside(ops.einsum("bgis,bgjs->bgij", q, k), same)
+    own = own if inside is None else inside + own
     reader = zip((at_first, at_last), (before, after), strict=True)
-    return own + sum(
+    return ops.einsum("bgij,bgje->bgie", own, v) + sum(
         ops.einsum("bgis,bgse->bgie", zero_outside(q, reads[..., None]), ops.cast(sums, q.dtype))
         for reads, sums in reader
     )
