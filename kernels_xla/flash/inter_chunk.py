@@ -93,7 +93,7 @@ def _from_all_chunks(q, k, v, tokens):
 def _from_own_document(q, k, v, ids, divisor, inside):
     """The second sum without order, packed: pairs in the own chunk, then the document's part in other chunks.
 
-    The weights of its pairs in the own chunk are added to those of `inside`, so that one product takes both.
+    The weights of its pairs in the own chunk are added to `inside`, so that one product takes both.
     """
     first, last = edges(ids)
     at_first, at_last = ids == first[..., None], ids == last[..., None]  # [b, g, c]
