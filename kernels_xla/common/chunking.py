@@ -70,32 +70,38 @@ def sum_of_earlier(x: Tensor, first: Tensor | None = None, last: Tensor | None =
     Returns:
       The shape of `x`.
     """
-    shape = ops.shape(x)
-    features = math.prod(x.shape[2:])
-    return ops.reshape(_earlier(ops.reshape(x, (*shape[:2], features)), first, last), shape)
+    return _directed(x, first, last, later=False)
 
 
 def sum_of_later(x: Tensor, first: Tensor, last: Tensor) -> Tensor:
     """y[g] = sum of x[h] over chunks h > g with the last document of g. Each x covers the chunk's first document."""
-    return ops.flip(sum_of_earlier(ops.flip(x, 1), ops.flip(last, 1), ops.flip(first, 1)), 1)
+    return _directed(x, last, first, later=True)
 
 
-def _earlier(x, first=None, last=None):
-    """`sum_of_earlier` on `[b, g, f]`."""
+def _directed(x, reads, read, later):
+    """The sum of the chunks before or after: those whose document `read` is the one that `reads`."""
+    shape = ops.shape(x)
+    features = math.prod(x.shape[2:])
+    return ops.reshape(_others(ops.reshape(x, (*shape[:2], features)), reads, read, later), shape)
+
+
+def _others(x, reads=None, read=None, later=False):
+    """`_directed` on `[b, g, f]`."""
     chunks = x.shape[1]
     group = _group(chunks)
     if chunks is not None and chunks <= group:
-        return _triangular(x, first, last)
+        return _triangular(x, reads, read, later)
     grouped = fold(x, group)  # [b, m, group, f]
-    over_groups = _triangular if chunks is None else _earlier  # one product if the number of groups is unknown
-    if first is None:
+    over_groups = _triangular if chunks is None else _others  # one product if the number of groups is unknown
+    if reads is None:
         entering = over_groups(_sum(grouped))[:, :, None]
         return unfold(_triangular(grouped) + entering, ops.shape(x)[1])
-    first, last = fold(first, group), fold(last, group)  # [b, m, group]
-    leaves = zero_outside(grouped, (last == last[:, :, -1:])[..., None])  # the document that continues past the group
-    entering = over_groups(_sum(leaves), first[:, :, 0], last[:, :, -1])[:, :, None]
-    entering = zero_outside(entering, (first == first[:, :, :1])[..., None])
-    return unfold(_triangular(grouped, first, last) + entering, ops.shape(x)[1])
+    reads, read = fold(reads, group), fold(read, group)  # [b, m, group]
+    enters, leaves = (slice(-1, None), slice(0, 1)) if later else (slice(0, 1), slice(-1, None))  # sides of a group
+    passed_on = zero_outside(grouped, (read == read[:, :, leaves])[..., None])  # the document that continues past it
+    entering = over_groups(_sum(passed_on), reads[:, :, enters][..., 0], read[:, :, leaves][..., 0], later)
+    entering = zero_outside(entering[:, :, None], (reads == reads[:, :, enters])[..., None])
+    return unfold(_triangular(grouped, reads, read, later) + entering, ops.shape(x)[1])
 
 
 def _sum(x):
@@ -103,13 +109,13 @@ def _sum(x):
     return ops.cast(ops.sum(ops.cast(x, sum_dtype(x)), axis=2), x.dtype)
 
 
-def _triangular(x, first=None, last=None):
+def _triangular(x, reads=None, read=None, later=False):
     """The sum as one product over the second-last axis: x `[..., g, f]`, documents `[..., g]`."""
     at = ops.arange(ops.shape(x)[-2], dtype="int32")
-    earlier = at[None, :] < at[:, None]  # [g, h]
-    if first is not None:
-        earlier = ops.logical_and(earlier, ops.expand_dims(first, -1) == ops.expand_dims(last, -2))
+    seen = at[None, :] > at[:, None] if later else at[None, :] < at[:, None]  # [g, h]
+    if reads is not None:
+        seen = ops.logical_and(seen, ops.expand_dims(reads, -1) == ops.expand_dims(read, -2))
     lead = ops.shape(x)[:-2]
     # Both operands have a batch. With one matrix for all rows, XLA transposes the sums before and after the product.
-    earlier = ops.broadcast_to(ops.cast(earlier, x.dtype), (*lead, *ops.shape(earlier)[-2:]))
-    return ops.matmul(earlier, x)
+    seen = ops.broadcast_to(ops.cast(seen, x.dtype), (*lead, *ops.shape(seen)[-2:]))
+    return ops.matmul(seen, x)
