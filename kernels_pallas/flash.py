@@ -15,7 +15,7 @@ SUMS = ["sums", "sums_gradient"]
 OF_HEADS = ["heads", "heads_gradient"]
 BASE = (256, 1536, 128)  # tokens of a chunk, and widths of values and keys: FLASH base
 TOKENS = {("earlier",): 8_192, ("all",): 16_384}  # by `orders`: of its smallest step on one device, in TensorFlow
-CHUNKS, VALUES, KEYS = (128, 256, 512), (1024, 2048), 128  # of other sizes: tokens of a chunk, least and most width
+CHUNKS, VALUES, KEYS = (128, 256, 512), (1024, 2048), 128  # other sizes: of a chunk; of values, from and to; of keys
 LARGE = 65_536  # tokens of a step with other sizes, with packed documents, or on JAX
 
 
