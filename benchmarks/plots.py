@@ -2,11 +2,11 @@
 
     python -m benchmarks.plots
 
-Training steps: latency, tokens per second, peak memory and speed-up against the context length, for each task and
-device. Decoding: milliseconds a token and bytes of state. Learning: perplexity against steps and time. Recall: accuracy
+Trainings: tokens per second of `flash-tf train` and of PyTorch against the context length, for each task and device.
+Decoding: milliseconds a token and bytes of state. Learning: perplexity against steps and time. Recall: accuracy
 against bytes of state. Positions: perplexity along novels. Claims: perplexity against tokens. A figure shows one
-device, and the newest row of each measurement. Rows of variants are left out, and steps with the name of a card: these
-were timed for a comparison on that card. The figures of the runs of `flash-tf train` are drawn by `flash-tf plot`.
+device, and the newest row of each measurement. Rows of variants are left out. The figures of the runs of `flash-tf
+train` are drawn by `flash-tf plot`.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from benchmarks.result_files import Row
 
 OUT = result_files.ROOT / "docs/images"
 TASKS = {"lm": "causal language model", "mlm": "masked language model"}
-BASELINE = "transformer_plus_plus"
+CONFIG = re.compile(r"wikipedia_(m?lm)/(\w+)")  # of trainings on the same text and at the same size
 PEERS = "PyTorch"  # the framework of other people's models
 BEST = 3  # changes of a system in a figure of a claim
 IN_SIGHT = 10  # times the lowest perplexity: the loss of the first steps would flatten the last ones
@@ -54,9 +54,8 @@ def figures(folder: str | Path = result_files.FOLDER) -> dict[str, Figure]:
     Figures of times are of one device and named after it. What a model learns does not depend on the device.
     """
     read = lambda *names: [row for name in names for row in result_files.read(Path(folder, f"{name}.jsonl"))]  # noqa: E731
-    steps = [{"framework": "TensorFlow", **row} for row in read("train_step", "peers")]
     timed = (
-        (step_figures, [row for row in steps if row["tokens"] == device.TOKENS and not row.get("card")]),
+        (training_figures, _compared([*map(_training, read("train_command")), *read("peers")])),
         (decoding_figures, [row for row in read("decode") if "state_bytes" in row]),
         (learning_figures, [row for row in read("learning") if "curve" in row and row["passes"] > 1]),
     )
@@ -86,112 +85,69 @@ def slug(name: str) -> str:
 
 
 class Series(NamedTuple):
-    """One line in a figure of steps.
-
-    Attributes:
-      model: The model's name in results.
-      framework: "TensorFlow" and "Keras on JAX" run this package's models, "PyTorch" runs the peers.
-      full_head: Whether a masked model computes logits at every position, not at the masked ones alone.
-    """
+    """One line in a figure of trainings: a model's name in results, and the framework that runs it."""
 
     model: str
     framework: str
-    full_head: bool
 
     @property
     def label(self) -> str:
         """The text beside the line."""
         name = plot_style.MODELS.get(self.model, (self.model,))[0]
-        parts = [name, *([self.framework] if self.framework != "TensorFlow" else [])]
-        return ", ".join([*parts, *(["full head"] if self.full_head else [])])
+        return name if self.framework == "TensorFlow" else f"{name}, {self.framework}"
 
 
-def series_of(row: Row) -> Series:
-    """The line that a row belongs to."""
-    return Series(row["model"], row["framework"], row["task"].endswith("_full_head"))
+BASELINE = Series("transformer_plus_plus", PEERS)
+
+
+def _training(row):
+    """A row of `train_command` with the names that peers' rows have. A row of another config has no task."""
+    task, model = found.groups() if (found := CONFIG.fullmatch(row.get("config") or "")) else (None, None)
+    sizes = {"n": row.get("n"), "tokens": row.get("tokens_per_step")}
+    return {**row, **sizes, "framework": "TensorFlow", "task": task, "model": model}
+
+
+def _compared(rows):
+    """The rows of the device and commit at which PyTorch was timed last: only rows of one commit are a comparison."""
+    rows = [row for row in rows if row["tokens"] == device.TOKENS and row["task"] in TASKS]
+    last = next((row for row in reversed(rows) if row["framework"] == PEERS), None)
+    return [row for row in rows if last and all(row[key] == last[key] for key in ("device", "commit"))]
+
+
+def training_figures(rows: list[Row]) -> dict[str, Figure]:
+    """Throughput and speed-up for each task, of rows of one device, commit and number of tokens."""
+    rows = result_files.newest(rows, "task", "model", "framework", "n")
+    found = {}
+    for task in TASKS:
+        own = [row for row in rows if row["task"] == task]
+        if {row["framework"] for row in own} > {PEERS}:
+            found |= _figures_of_task(task, own)
+    return found
+
+
+def _figures_of_task(task, rows):
+    where = f"{TASKS[task]}, {rows[0]['tokens']:,} tokens per step, {rows[0]['device']}"
+    rates = lines(rows, "tokens_per_second", 1e-3)
+    base = rates.get(BASELINE, {})
+    ratios = {one: {n: y / base[n] for n, y in points.items() if n in base} for one, points in rates.items()}
+    ratios = {one: points for one, points in ratios.items() if points and one != BASELINE}
+    title, ylabel = f"Throughput of training: {where}", "throughput (thousand tokens/s)"
+    found = {f"{task}_throughput": _figure(rates, title, ylabel, _notes(rows))}
+    if ratios:
+        alone = sorted({n for points in rates.values() for n in points} - base.keys())
+        said = [f"{BASELINE.label} was not measured at {', '.join(map(plot_style.short, alone))}."] if alone else []
+        title, ylabel = f"Speed-up of training: {where}", f"speed-up over {BASELINE.label} (times)"
+        found[f"{task}_speedup"] = _figure(ratios, title, ylabel, said + _notes(rows))
+        found[f"{task}_speedup"].axes[0].axhline(1, color=plot_style.GREY, linewidth=1, label="_baseline")
+    return found
 
 
 def lines(rows: Sequence[Row], key: str, scale: float = 1.0) -> dict[Series, dict[int, float]]:
     """Each series' values of `key`, times `scale`, by context length. Rows without the key are left out."""
     found: dict[Series, dict[int, float]] = {}
     for row in sorted((row for row in rows if row.get(key) is not None), key=lambda row: row["n"]):
-        found.setdefault(series_of(row), {})[row["n"]] = scale * row[key]
+        found.setdefault(Series(row["model"], row["framework"]), {})[row["n"]] = scale * row[key]
     return found
-
-
-def speedups(rows: Sequence[Row]) -> tuple[Series | None, dict[Series, dict[int, float]]]:
-    """The baseline, and how many times faster each other series is at the lengths where both were measured.
-
-    The baseline is the Transformer++ in PyTorch, or ours if PyTorch was not measured. Its head has as many positions.
-    """
-    latency = lines(rows, "median_ms")
-    candidates = [Series(BASELINE, framework, False) for framework in (PEERS, "TensorFlow")]
-    baseline = next((one for one in candidates if one in latency), None)
-    if baseline is None:
-        return None, {}
-    base = latency.pop(baseline)
-    found = {one: {n: base[n] / y for n, y in points.items() if n in base} for one, points in latency.items()}
-    return baseline, {one: points for one, points in found.items() if points}
-
-
-def step_figures(rows: list[Row]) -> dict[str, Figure]:
-    """Latency, throughput, memory and speed-up for each task, of rows of one device and number of tokens.
-
-    There are none of a device that has only peers.
-    """
-    rows = result_files.newest(rows, "task", "model", "framework", "n")
-    if all(row["framework"] == PEERS for row in rows):
-        return {}
-    task_of = lambda row: row["task"].removesuffix("_full_head")  # noqa: E731
-    found = {}
-    for task in sorted({task_of(row) for row in rows}):
-        found |= _figures_of_task(task, [row for row in rows if task_of(row) == task])
-    return found
-
-
-def _figures_of_task(task, rows):
-    where = f"{TASKS.get(task, task)}, {rows[0]['tokens']:,} tokens per step, {rows[0]['device']}"
-    latency, (baseline, ratios) = lines(rows, "median_ms"), speedups(rows)
-    drawings = {
-        "latency": (latency, "Training step", "step latency (ms)", ["Bars: quartiles."]),
-        "throughput": (
-            lines(rows, "tokens_per_second", 1e-3), "Throughput of training", "throughput (thousand tokens/s)", [],
-        ),
-        "memory": (
-            lines(rows, "peak_bytes", 2**-30), "Memory of training", "peak memory (GiB)", _kinds_of_memory(rows),
-        ),
-    }  # fmt: skip
-    if ratios:
-        alone = sorted({n for points in latency.values() for n in points} - latency[baseline].keys())
-        lacking = f"{baseline.label} was not measured at {', '.join(map(plot_style.short, alone))}."
-        said = [lacking] if alone else []
-        drawings["speedup"] = (ratios, "Speed-up of training", f"speed-up over {baseline.label} (times)", said)
-    found = {
-        f"{task}_{name}": _figure(drawn, f"{title}: {where}", ylabel, said + _notes(rows))
-        for name, (drawn, title, ylabel, said) in drawings.items()
-        if drawn
-    }
-    if latency:
-        _quartiles(found[f"{task}_latency"].axes[0], rows)
-    if ratios:
-        found[f"{task}_speedup"].axes[0].axhline(1, color=plot_style.GREY, linewidth=1, label="_baseline")
-    return found
-
-
-def _kinds_of_memory(rows):
-    """A note where the rows' memory was counted in two ways."""
-    there = [row for row in rows if row.get("peak_bytes")]
-    laid_out = [row for row in there if row.get("runner") == "JAX"]
-    mixed = 0 < len(laid_out) < len(there)
-    return ["Steps run by JAX: what XLA laid out. Others: the most that the allocator held."] if mixed else []
-
-
-def _quartiles(axes, rows):
-    """A bar from the first quartile to the third at each point; most are smaller than the marker."""
-    for row in rows:
-        if row.get("median_ms") is not None and "quartiles_ms" in row:
-            _, color = plot_style.look(row["model"], [row["model"]])
-            axes.vlines(row["n"], *row["quartiles_ms"], color=color, lw=4, alpha=0.4)
 
 
 def _figure(drawn, title, ylabel, small_print):
@@ -199,11 +155,9 @@ def _figure(drawn, title, ylabel, small_print):
     others = sorted({one.model for one in drawn if one.model not in plot_style.MODELS})
     for one, points in drawn.items():
         _, color = plot_style.look(one.model, others)
-        style = ":" if one.full_head else "-" if one.framework == "TensorFlow" else "--"
-        marker = "s" if one.framework == "Keras on JAX" else "o"
-        fill = color if one.framework == "TensorFlow" else "white"
+        style, fill = ("-", color) if one.framework == "TensorFlow" else ("--", "white")
         xy = (points.keys(), points.values())
-        axes.plot(*xy, style, color=color, label=one.label, marker=marker, markerfacecolor=fill, lw=1.8)
+        axes.plot(*xy, style, color=color, label=one.label, marker="o", markerfacecolor=fill, lw=1.8)
     axes.set_ylim(bottom=0)
     axes.set_ylabel(ylabel)
     plot_style.lengths_on_x(axes, {n for points in drawn.values() for n in points})
@@ -214,11 +168,13 @@ def _figure(drawn, title, ylabel, small_print):
 
 def _notes(rows):
     """What was timed, at which commits, and what failed."""
-    said = [f"Forward, backward and update; median of the steps after warm-up. Commits: {_commits(rows)}."]
+    said = f"Rates of flash-tf train, and of torch.compile with fused attention. Commit: {_commits(rows)}."
     failed = [
-        f"{series_of(row).label} at {plot_style.short(row['n'])}: {row['error']}" for row in rows if "error" in row
+        f"{Series(row['model'], row['framework']).label} at {plot_style.short(row['n'])}: {row['error']}"
+        for row in rows
+        if "error" in row
     ]
-    return said + (["Not shown: " + "; ".join(failed) + "."] if failed else [])
+    return [said, *(["Not shown: " + "; ".join(failed) + "."] if failed else [])]
 
 
 def _commits(rows):
