@@ -2,11 +2,10 @@
 
     python -m benchmarks.plots
 
-Trainings: tokens per second of `flash-tf train` and of PyTorch against the context length, for each task and device.
-Decoding: milliseconds a token and bytes of state. Learning: perplexity against steps and time. Recall: accuracy
-against bytes of state. Positions: perplexity along novels. Claims: perplexity against tokens. A figure shows one
-device, and the newest row of each measurement. Rows of variants are left out. The figures of the runs of `flash-tf
-train` are drawn by `flash-tf plot`.
+Trainings: tokens per second of `flash-tf train` and of PyTorch against the context length, for each task. Decoding:
+milliseconds a token and bytes of state. Recall: accuracy against bytes of state. Positions: perplexity along novels.
+Claims: perplexity against tokens. A figure shows one device, and the newest row of each measurement. Rows of variants
+are left out. The figures of the runs of `flash-tf train` are drawn by `flash-tf plot`.
 """
 
 import argparse
@@ -17,8 +16,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
@@ -30,7 +27,6 @@ TASKS = {"lm": "causal language model", "mlm": "masked language model"}
 CONFIG = re.compile(r"wikipedia_(m?lm)/(\w+)")  # of trainings on the same text and at the same size
 PEERS = "PyTorch"  # the framework of other people's models
 BEST = 3  # changes of a system in a figure of a claim
-IN_SIGHT = 10  # times the lowest perplexity: the loss of the first steps would flatten the last ones
 DECODING = (("ms_per_token", 1.0, "decoding time (ms per token)"), ("state_bytes", 2**-20, "state of one text (MiB)"))
 
 
@@ -57,7 +53,6 @@ def figures(folder: str | Path = result_files.FOLDER) -> dict[str, Figure]:
     timed = (
         (training_figures, _compared([*map(_training, read("train_command")), *read("peers")])),
         (decoding_figures, [row for row in read("decode") if "state_bytes" in row]),
-        (learning_figures, [row for row in read("learning") if "curve" in row and row["passes"] > 1]),
     )
     found = {name: figure for draw, rows in timed for name, figure in _of_each_device(draw, rows).items()}
     found |= recall_figures([row for row in read("recall") if row["state_bytes"] is not None])
@@ -332,39 +327,10 @@ def _draw_claim(axes, rows, tokens):
     return any(row["change"] for row in rows)
 
 
-def learning_figures(rows: list[Row]) -> dict[str, Figure]:
-    """`learning_lm`, `learning_mlm`: perplexity against steps and time, for each task's longest runs."""
-    found = {}
-    for task, name in device.TASKS.items():
-        own = [row for row in rows if row["task"] == task]
-        own = [row for row in own if row["passes"] == max(row["passes"] for row in own)]
-        if own := result_files.newest(own, "artifact", "learning_rate"):
-            found[f"learning_{name}"] = _learning_figure(TASKS[name], own)
-    return found
-
-
-def _learning_figure(task, rows):
-    size = f"{rows[0]['tokens_per_step']:,} tokens per step, n = {rows[0]['n']:,}"
-    title = f"Learning: {task}, {size}, {rows[0]['passes']} passes, {rows[0]['device']}"
-    figure, panels = plot_style.figure(title, 2)
-    models = [model_in(row["artifact"]) for row in rows]
-    labels = [_with_rate(model, row) if models.count(model) > 1 else plot_style.look(model, [model])[0]
-              for model, row in zip(models, rows, strict=True)]  # fmt: skip
-    longest = max(row["seconds"] for row in rows)
-    unit, seconds = next(item for item in (("hours", 3600), ("minutes", 60), ("seconds", 0)) if longest >= item[1])
-    _draw_learning(panels[0], rows, models, labels, "step", 1)
-    _draw_learning(panels[1], rows, models, labels, "seconds", 1 / max(seconds, 1))
-    panels[0].set_xlabel("step")
-    panels[1].set_xlabel(f"time in training steps ({unit})")
-    said = "Thick, with points: validation. Thin: training, mean over neighbouring steps."
-    plot_style.notes(figure, [f"{said} Commits: {_commits(rows)}."])
-    return figure
-
-
-def model_in(artifact: str) -> str:
-    """The longest model name in an artifact's name, such as `flash_quad` in `lm_flash_quad`; else the whole name."""
-    named = [model for model in plot_style.MODELS if re.search(rf"(^|[^a-z]){model}($|[^a-z_])", artifact)]
-    return max(named, key=len, default=artifact)
+def model_in(run: str) -> str:
+    """The longest model name in the name of a run, such as `flash_quad` in `lm_flash_quad`; else the whole name."""
+    named = [model for model in plot_style.MODELS if re.search(rf"(^|[^a-z]){model}($|[^a-z_])", run)]
+    return max(named, key=len, default=run)
 
 
 def _of_claim(run):
@@ -374,27 +340,6 @@ def _of_claim(run):
     """
     parts = re.fullmatch(r"\w+-m?lm-(\w+?)(?:-(\w+))?-\d+-\d+M-.*", run)
     return [run] if parts is None else [part for part in parts.groups() if part]
-
-
-def _with_rate(model, row):
-    return f"{plot_style.look(model, [model])[0]}, rate {row['learning_rate']:g}"
-
-
-def _draw_learning(axes: Axes, rows, models, labels, unit, scale):
-    others = sorted(set(models) - plot_style.MODELS.keys())
-    shown = []
-    for row, model, label, style in zip(rows, models, labels, _styles(models), strict=True):
-        curve = {key: np.array(values) for key, values in row["curve"].items()}
-        at, color = curve[unit] * scale, plot_style.look(model, others)[1]
-        evaluations = row["evaluations"]
-        points = [math.exp(one["loss"]) for one in evaluations]
-        place = np.interp([one["step"] for one in evaluations], curve["step"], at)
-        axes.plot(at, np.exp(curve["loss"]), style, color=color, linewidth=0.9, alpha=0.55, label="_training")
-        axes.plot(place, points, style, color=color, linewidth=1.8, marker="o", ms=4, label=label)
-        shown += [*points, *np.exp(curve["loss"])]
-    _perplexities_on_y(axes, min(shown), min(max(shown), IN_SIGHT * min(shown)))
-    axes.set_xlim(left=0)
-    plot_style.label_lines(axes)
 
 
 def _perplexities_on_y(axes, lowest, highest):

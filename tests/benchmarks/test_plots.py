@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import math
 import random
 
 import numpy as np
@@ -60,7 +59,7 @@ def test_every_figure_is_a_png_file_that_is_named(results, tmp_path, capsys):
 def test_the_committed_results_give_the_figures_of_the_docs():
     figures = plots.figures()
     trainings = {f"{task}_{name}_h200" for task in ("lm", "mlm") for name in ("throughput", "speedup")}
-    assert trainings | {"decode_cpu", "learning_lm_h200", "learning_mlm_h200"} <= figures.keys()
+    assert trainings | {"decode_cpu"} <= figures.keys()
     for figure in figures.values():
         assert figure.axes[0].get_title(loc="left")
         for panel, axes in enumerate(figure.axes):
@@ -116,36 +115,6 @@ def small_print(figure):
 def test_the_name_of_a_device_is_short_in_a_file_name():
     assert plots.slug("NVIDIA A100-SXM4-80GB") == "a100" and plots.slug("TPU v4") == "tpu_v4"
     assert plots.slug("one core of AMD EPYC") == plots.slug("2 cores of B") == plots.slug("cpu") == "cpu"
-
-
-def run(artifact, passes=4, rate=0.001, shift=0.0, scale=1.0, **more):
-    """A row of learning: 300 steps, loss 9 - step / 100 + shift."""
-    steps = list(range(1, 301))
-    curve = {"step": steps, "seconds": [scale * s for s in steps], "loss": [9 - s / 100 + shift for s in steps]}
-    evaluations = [{"step": s, "loss": 9 - s / 100 + shift} for s in (100, 200, 300)]
-    size = {"task": "causal_lm", "n": 512, "tokens_per_step": 4096, "seconds": scale * 300}
-    about = {"device": GPU, "commit": "1234567", "date": "2026-01-01", "artifact": artifact, "learning_rate": rate}
-    return {**about, **size, "passes": passes, "curve": curve, "evaluations": evaluations, **more}
-
-
-def test_curves_show_validation_against_steps_and_time(tmp_path):
-    rows = [run("lm_flash", scale=60), run("lm_flash_quad", scale=120), run("lm_flash", passes=1, rate=0.002)]
-    figure = plots.figures(write(tmp_path, rows, "learning"))["learning_lm_h200"]
-    points = [(step, math.exp(9 - step / 100)) for step in (100, 200, 300)]
-    for panel, scales in ((0, (1, 1)), (1, (1 / 60, 1 / 30))):  # steps; hours
-        assert list(drawn(figure, panel)) == ["FLASH", "FLASH-Quad"]
-        for line, scale in zip(drawn(figure, panel).values(), scales, strict=True):
-            assert line == [pytest.approx((scale * step, y)) for step, y in points]
-    assert figure.axes[1].get_xlabel() == "time in training steps (hours)"
-    assert "learning_lm_h200" not in plots.figures(write(tmp_path, rows[-1:], "learning"))  # one pass of a sweep
-
-
-def test_runs_of_a_model_are_told_apart_by_their_learning_rates_and_the_newest_of_a_rate_counts(tmp_path):
-    failed = {key: x for key, x in run("lm_flash").items() if key not in ("curve", "evaluations")}
-    rows = [run("lm_flash", shift=1.0), run("lm_flash"), run("lm_flash", rate=0.002), {**failed, "error": "diverged"}]
-    found = drawn(plots.figures(write(tmp_path, rows, "learning"))["learning_lm_h200"])
-    assert list(found) == ["FLASH, rate 0.001", "FLASH, rate 0.002"]
-    assert found["FLASH, rate 0.001"] == found["FLASH, rate 0.002"]
 
 
 @pytest.mark.parametrize(
