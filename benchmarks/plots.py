@@ -29,6 +29,7 @@ PEERS = "PyTorch"  # the framework of other people's models
 BEST = 3  # changes of a system in a figure of a claim
 DECODING = (("ms_per_token", 1.0, "decoding time (ms per token)"), ("state_bytes", 2**-20, "state of one text (MiB)"))
 
+
 def main(arguments: list[str] | None = None) -> int:
     """Writes all figures as PNG files; returns the exit status."""
     args = result_files.parse(_parser(), arguments)
@@ -41,6 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
         figure.savefig(file)
         print(file)
     return 0
+
 
 def figures(folder: str | Path = result_files.FOLDER) -> dict[str, Figure]:
     """All figures of the result files in a folder, by file name without ending, such as `lm_throughput_h200`.
@@ -56,6 +58,7 @@ def figures(folder: str | Path = result_files.FOLDER) -> dict[str, Figure]:
     found |= recall_figures([row for row in read("recall") if row["state_bytes"] is not None])
     return {**found, **position_figures(read("positions")), **claim_figures(read("claims"))}
 
+
 def _of_each_device(draw: Callable[[list[Row]], dict[str, Figure]], rows: list[Row]) -> dict[str, Figure]:
     """`draw` of the rows of each device, named after it. Among several CPUs the one measured last counts."""
     groups: dict[str, list[Row]] = {}
@@ -67,12 +70,14 @@ def _of_each_device(draw: Callable[[list[Row]], dict[str, Figure]], rows: list[R
         found |= {f"{figure}_{name}": drawn for figure, drawn in draw(own).items()}
     return found
 
+
 def slug(name: str) -> str:
     """A device's part of a file name: "h200" for "NVIDIA H200", "cpu" for any processor."""
     if name == "cpu" or re.search(r"\bcores? of\b", name):
         return "cpu"
     known = [one for one in device.PEAKS if one in name.replace("-", " ").split()]
     return known[0].lower() if known else re.sub(r"\W+", "_", name.lower()).strip("_")
+
 
 class Series(NamedTuple):
     """One line in a figure of trainings: a model's name in results, and the framework that runs it."""
@@ -86,7 +91,9 @@ class Series(NamedTuple):
         name = plot_style.MODELS.get(self.model, (self.model,))[0]
         return name if self.framework == "TensorFlow" else f"{name}, {self.framework}"
 
+
 BASELINE = Series("transformer_plus_plus", PEERS)
+
 
 def _training(row):
     """A row of `train_command` with the names that peers' rows have. A row of another config has no task."""
@@ -94,11 +101,13 @@ def _training(row):
     sizes = {"n": row.get("n"), "tokens": row.get("tokens_per_step")}
     return {**row, **sizes, "framework": "TensorFlow", "task": task, "model": model}
 
+
 def _compared(rows):
     """The rows of the device and commit at which PyTorch was timed last: only rows of one commit are a comparison."""
     rows = [row for row in rows if row["tokens"] == device.TOKENS and row["task"] in TASKS]
     last = next((row for row in reversed(rows) if row["framework"] == PEERS), None)
     return [row for row in rows if last and all(row[key] == last[key] for key in ("device", "commit"))]
+
 
 def training_figures(rows: list[Row]) -> dict[str, Figure]:
     """Throughput and speed-up for each task, of rows of one device, commit and number of tokens."""
@@ -109,6 +118,7 @@ def training_figures(rows: list[Row]) -> dict[str, Figure]:
         if {row["framework"] for row in own} > {PEERS}:
             found |= _figures_of_task(task, own)
     return found
+
 
 def _figures_of_task(task, rows):
     where = f"{TASKS[task]}, {rows[0]['tokens']:,} tokens per step, {rows[0]['device']}"
@@ -126,12 +136,14 @@ def _figures_of_task(task, rows):
         found[f"{task}_speedup"].axes[0].axhline(1, color=plot_style.GREY, linewidth=1, label="_baseline")
     return found
 
+
 def lines(rows: Sequence[Row], key: str, scale: float = 1.0) -> dict[Series, dict[int, float]]:
     """Each series' values of `key`, times `scale`, by context length. Rows without the key are left out."""
     found: dict[Series, dict[int, float]] = {}
     for row in sorted((row for row in rows if row.get(key) is not None), key=lambda row: row["n"]):
         found.setdefault(Series(row["model"], row["framework"]), {})[row["n"]] = scale * row[key]
     return found
+
 
 def _figure(drawn, title, ylabel, small_print):
     figure, (axes,) = plot_style.figure(title)
@@ -148,6 +160,7 @@ def _figure(drawn, title, ylabel, small_print):
     plot_style.notes(figure, small_print)
     return figure
 
+
 def _notes(rows):
     """What was timed, at which commits, and what failed."""
     said = f"Rates of flash-tf train, and of torch.compile with fused attention. Commit: {_commits(rows)}."
@@ -158,11 +171,14 @@ def _notes(rows):
     ]
     return [said, *(["Not shown: " + "; ".join(failed) + "."] if failed else [])]
 
+
 def _commits(rows):
     return ", ".join(sorted({row["commit"] for row in rows}))
 
+
 def _devices(rows):
     return " and ".join(sorted({row["device"] for row in rows}))
+
 
 def decoding_figures(rows: list[Row]) -> dict[str, Figure]:
     """`decode`: the newest comparison of models alone, for only rows of one command ran side by side."""
@@ -188,6 +204,7 @@ def decoding_figures(rows: list[Row]) -> dict[str, Figure]:
         plot_style.label_lines(axes)
     plot_style.notes(figure, [f"Greedy, token by token; medians of calls that took turns. Commits: {_commits(rows)}."])
     return {"decode": figure}
+
 
 def recall_figures(rows: list[Row]) -> dict[str, Figure]:
     """`recall_TASK`: a panel for each size of the task, and width, with a point for each of its systems."""
@@ -218,6 +235,7 @@ def recall_figures(rows: list[Row]) -> dict[str, Figure]:
         found[f"recall_{task}"] = figure
     return found
 
+
 def position_figures(rows: list[Row]) -> dict[str, Figure]:
     """`perplexity_by_position`: a line for each run, of the text and length that were read last."""
     rows = [row for row in rows if not row.get("variant")]
@@ -245,6 +263,7 @@ def position_figures(rows: list[Row]) -> dict[str, Figure]:
     plot_style.label_lines(axes)
     plot_style.notes(figure, [f"Vertical: the length of the training. Commits: {_commits(rows)}."])
     return {"perplexity_by_position": figure}
+
 
 def claim_figures(rows: list[Row]) -> dict[str, Figure]:
     """`claim_NAME`: a panel for each length and task: the validation of each system and of its best changes.
@@ -282,6 +301,7 @@ def claim_figures(rows: list[Row]) -> dict[str, Figure]:
         found[f"claim_{claim}"] = figure
     return found
 
+
 def _draw_claim(axes, rows, tokens):
     """Draws a panel; returns whether it has changes of a system. `tokens(row)` are in one unit of the x axis."""
     ends = {row["system"]: row["perplexity"] for row in rows if row["change"] is None}
@@ -306,10 +326,12 @@ def _draw_claim(axes, rows, tokens):
     plot_style.label_lines(axes, size=min(5.6, plot_style.FITTING / len(rows)))
     return any(row["change"] for row in rows)
 
+
 def model_in(run: str) -> str:
     """The longest model name in the name of a run, such as `flash_quad` in `lm_flash_quad`; else the whole name."""
     named = [model for model in plot_style.MODELS if re.search(rf"(^|[^a-z]){model}($|[^a-z_])", run)]
     return max(named, key=len, default=run)
+
 
 def _of_claim(run):
     """The system, and its change, in the name of a claim's run, such as `length-lm-flash-local_only-2048-45M-0.002-0`.
@@ -318,6 +340,7 @@ def _of_claim(run):
     """
     parts = re.fullmatch(r"\w+-m?lm-(\w+?)(?:-(\w+))?-\d+-\d+M-.*", run)
     return [run] if parts is None else [part for part in parts.groups() if part]
+
 
 def _perplexities_on_y(axes, lowest, highest):
     axes.set_yscale("log")
@@ -328,15 +351,18 @@ def _perplexities_on_y(axes, lowest, highest):
     axes.yaxis.set_minor_formatter("")
     axes.set_ylabel("perplexity (exp of the loss)")
 
+
 def _styles(models):
     """A solid line for a model's first run, dashed and dotted ones for its others."""
     return [("-", "--", ":")[models[:i].count(model) % 3] for i, model in enumerate(models)]
+
 
 def _parser():
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plots", description=__doc__.splitlines()[0])
     parser.add_argument("--results", default=result_files.FOLDER, metavar="DIR", help="default: benchmarks/results")
     parser.add_argument("--out", default=OUT, metavar="DIR", help="write the PNG files here (default: docs/images)")
     return parser
+
 
 if __name__ == "__main__":
     device.program(main)
