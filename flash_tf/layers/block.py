@@ -9,7 +9,7 @@ import keras
 from keras import ops
 
 from flash_tf.layers.base import SameShape
-from flash_tf.layers.common import quantized
+from flash_tf.layers.common import quantized, width_of
 from flash_tf.layers.fused import check_implementation, takes_fused
 from flash_tf.layers.masking import zero_padding
 from flash_tf.layers.remat import Recomputed, check_recomputed, remat
@@ -103,7 +103,7 @@ class ResidualBlock(SameShape, Recomputed, keras.layers.Layer):
         self.supports_masking, self.input_spec = True, inner.input_spec
 
     def build(self, x_shape: tuple) -> None:
-        self.width = x_shape[-1]
+        self.width = width_of(self, x_shape)
         self.norm.build(x_shape)
         if not self.inner.built:  # a layer from a file is built already
             self.inner.build(x_shape)

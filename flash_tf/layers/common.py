@@ -29,6 +29,13 @@ def projection(layer: keras.layers.Layer, width: int, name: str, use_bias: bool 
     )
 
 
+def width_of(layer: keras.layers.Layer, x_shape: tuple) -> int:
+    """The width d of an input `[..., d]`; a ValueError if it is not known."""
+    if x_shape[-1] is None:
+        raise ValueError(f"{type(layer).__name__} needs an input whose last dimension is known, got {tuple(x_shape)}")
+    return x_shape[-1]
+
+
 def parts_of(
     dense: keras.layers.Dense,
     x: Tensor,

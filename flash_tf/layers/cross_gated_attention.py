@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from flash_tf.layers.base import Base
-from flash_tf.layers.common import options, parts_of, projection
+from flash_tf.layers.common import options, parts_of, projection, width_of
 from flash_tf.layers.masking import zero_padding
 from flash_tf.layers.offset_scale import OffsetScale
 from kernels_xla.common.spec import Tensor
@@ -51,7 +51,8 @@ class CrossGatedAttention(Base, keras.layers.Layer):
         self.supports_masking = True
 
     def build(self, x_shape: tuple, memory_shape: tuple) -> None:
-        self.width, inner = x_shape[-1], self.expansion * x_shape[-1]
+        self.width = width_of(self, x_shape)
+        inner = self.expansion * self.width
         self.query_projection = projection(self, inner + self.key_dim, "query_projection")
         self.memory_projection = projection(self, inner + self.key_dim, "memory_projection")
         self.out_projection = projection(self, self.width, "out_projection")

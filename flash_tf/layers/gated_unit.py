@@ -11,7 +11,7 @@ from types import ModuleType
 
 from keras import ops
 
-from flash_tf.layers.common import parts_of, projection
+from flash_tf.layers.common import parts_of, projection, width_of
 from flash_tf.layers.kernel_mixer import KernelMixer
 from flash_tf.layers.offset_scale import OffsetScale
 from flash_tf.layers.relative_bias import STARTS, RelativeBias
@@ -44,7 +44,7 @@ def check(unit: KernelMixer) -> None:
 
 def build(unit: KernelMixer, x_shape: tuple) -> None:
     """Gives the unit its weights: one dense in-projection `[d, 2e + s]`, scales and offsets, bias, out-projection."""
-    unit.width = x_shape[-1]
+    unit.width = width_of(unit, x_shape)
     # Without the gate, v takes its place too and is 2e wide ("no gating" in Table 1 of the paper).
     unit.value_width = unit.expansion * unit.width * (1 if unit.gated else 2)
     # The paper's N(0, 0.02) scales leave the attention alive only under the paper's scale with a bias.

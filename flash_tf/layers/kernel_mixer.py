@@ -4,6 +4,7 @@ import functools
 
 import keras
 
+from flash_tf.layers.common import width_of
 from flash_tf.layers.mixer import Mixer
 from flash_tf.layers.streaming import check_capacity, check_streams, kept_dtype
 from kernels_xla.common.spec import KernelSpec, State
@@ -41,7 +42,7 @@ class KernelMixer(Mixer):
         Raises:
           ValueError: The heads do not divide the width into multiples of `multiple`.
         """
-        self.width, heads = x_shape[-1], self.heads or self.most_heads
+        self.width, heads = width_of(self, x_shape), self.heads or self.most_heads
         if self.heads is None and self.width % (multiple * heads):
             heads = next((h for h in range(heads, 1, -1) if self.width % (2 * h) == 0), 1)
         if self.width % (multiple * heads):

@@ -13,7 +13,8 @@ def padding_of(x: Tensor, padding_mask: Tensor | None, mask: Tensor | None) -> T
 
     Args:
       x: `[b, n, ...]`, which may carry a mask of `keras.layers.Embedding(mask_zero=True)` or `keras.layers.Masking`.
-      padding_mask: Bool `[b, n]`, True at real tokens; or None. Of numbers, 0 is padding.
+      padding_mask: Bool `[b, n]`, True at real tokens; or None. Of numbers, 0 is padding, so an additive mask of 0 and
+        -inf means the opposite here.
       mask: The `mask` argument that Keras passes to a layer's call; or None.
 
     Returns:
@@ -47,19 +48,26 @@ def zero_padding(
       `[b, n, d]`, and bool `[b, n]` or None.
 
     Raises:
-      ValueError: A mask has another shape than `[b, n]`.
+      ValueError: A mask has another shape than `[b, n]`, or `segment_ids` are floats of 16 bits, which are rounded.
     """
     padding_mask = padding_of(x, padding_mask, mask)
-    _check_shape(name, padding_mask, x)
-    _check_shape("segment_ids", segment_ids, x)
+    check_shape(name, padding_mask, x)
+    check_shape("segment_ids", segment_ids, x)
+    check_integers("segment_ids", segment_ids)
     ids = documents(padding_mask, segment_ids)
     return (x if ids is None else zero_outside(x, ops.expand_dims(ids > 0, -1))), padding_mask
 
 
-def _check_shape(name, mask, x):
+def check_shape(name: str, mask: Tensor | None, x: Tensor) -> None:
     """Raises a ValueError unless a mask that is given has the shape `[b, n]`, as far as that is known."""
     if mask is None:
         return
     needed, got = tuple(x.shape[:2]), tuple(np.shape(mask))  # a mask may be a list
     if len(got) != 2 or any(a != b for a, b in zip(needed, got, strict=True) if None not in (a, b)):
         raise ValueError(f"{name} needs the shape [b, n] = {needed} of the text, got {got}")
+
+
+def check_integers(name: str, numbers: Tensor | None) -> None:
+    """Raises a ValueError for floats of 16 bits: Keras casts all floats of a layer's call to them, and rounds them."""
+    if "float16" in str(getattr(numbers, "dtype", "")):
+        raise ValueError(f"{name} need a dtype of integers, got {numbers.dtype}")

@@ -39,7 +39,10 @@ class OffsetScale(Base, keras.layers.Layer):
         super().__init__(**kwargs)
         if gamma not in ("ones", "normal"):
             raise ValueError(f"OffsetScale: gamma must be 'ones' or 'normal', got {gamma!r}")
-        self.heads, self.gamma, self.use_bias = list(heads), gamma, use_bias
+        names = list(heads)
+        if not names or len({*names}) < len(names) or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"OffsetScale needs different names as heads, got {heads!r}")
+        self.heads, self.gamma, self.use_bias = names, gamma, use_bias
         self.supports_masking = True
 
     def build(self, z_shape: tuple) -> None:

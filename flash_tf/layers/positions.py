@@ -3,6 +3,7 @@
 import numpy as np
 from keras import ops
 
+from flash_tf.layers.masking import check_integers
 from kernels_xla.common.spec import Tensor
 
 
@@ -18,8 +19,7 @@ def token_positions(x: Tensor, segment_ids: Tensor | None = None, positions: Ten
       ValueError: `positions` have another shape, as far as that is known, or are floats of 16 bits, which are rounded.
     """
     if positions is not None:
-        if "float16" in str(getattr(positions, "dtype", "")):  # as Keras casts all floats of a layer's call
-            raise ValueError(f"positions need a dtype of integers, got {positions.dtype}")
+        check_integers("positions", positions)
         if getattr(getattr(positions, "shape", None), "rank", 0) is None:
             return positions  # inside a function of TensorFlow nothing may be known
         (b, n), got = tuple(x.shape[:2]), tuple(np.shape(positions))

@@ -39,8 +39,8 @@ class RelativeBias(Base, keras.layers.Layer):
 
     def __init__(self, width: int = 128, start: str = "normal", **kwargs):
         super().__init__(**kwargs)
-        if width % 2:
-            raise ValueError(f"RelativeBias needs an even width, got {width}")
+        if width < 2 or width % 2:
+            raise ValueError(f"RelativeBias needs an even width, 2 or more, got {width}")
         if start not in STARTS:
             raise ValueError(f"RelativeBias: start must be one of {', '.join(STARTS)}, got {start!r}")
         self.width, self.start = width, start

@@ -34,8 +34,8 @@ class ScaledSinusoidalEmbedding(Base, keras.layers.Layer):
 
     def __init__(self, width: int, **kwargs):
         super().__init__(**kwargs)
-        if width % 2:
-            raise ValueError(f"ScaledSinusoidalEmbedding needs an even width, got {width}")
+        if width < 2 or width % 2:
+            raise ValueError(f"ScaledSinusoidalEmbedding needs an even width, 2 or more, got {width}")
         self.width = width
         self.autocast = False  # of positions that come as floats
 

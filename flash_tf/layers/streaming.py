@@ -27,8 +27,12 @@ def check_streams(
         raise ValueError(f"{name} cannot stream: {obstacle}")
     if not mixer.built:
         raise ValueError(f"{name} must be built before it streams")
-    if state is None:
+    if x is None:
         return
+    if len(x.shape) != 3 or x.shape[1] == 0:
+        raise ValueError(f"{name} needs the next tokens as [b, k, d] with k of 1 or more, got {tuple(x.shape)}")
+    if not isinstance(state, dict):
+        raise ValueError(f"{name} needs a state of initial_state, got {type(state).__name__}")
     rows, got = x.shape[0], state["position"].shape[0] if "position" in state else "no such state"
     if None not in (rows, got) and rows != got:
         raise ValueError(f"{name} needs a state of initial_state for {rows} rows, got {got}")

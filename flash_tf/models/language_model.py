@@ -22,6 +22,7 @@ from flash_tf.models import block_loop
 from flash_tf.models.backbone import Backbone
 from flash_tf.models.transfer import Transfer, transfer
 from flash_tf.registry import Registry, check_options, listed
+from kernels_xla.common.lengths import at_most
 from kernels_xla.common.spec import Tensor
 
 MOST = {"vocabulary_size": 2**31 - 1, "width": 2**31 - 1, "depth": 1024}  # ids are int32; a block takes a while to make
@@ -224,10 +225,9 @@ class LanguageModel(Base, Recomputed, keras.Model):
 
     def embed(self, token_ids: Tensor, positions: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
         """Token ids, their positions and types `[b, n]` -> `[b, n, d]`, the input of the first block."""
-        n = token_ids.shape[1]
-        if self.position_embedding == "learned" and n is not None and n > self.max_length:
-            raise ValueError(f"{self.name} has learned positions for max_length={self.max_length} tokens, got {n}")
-        x = self.embedding(token_ids)
+        most = self.max_length if self.position_embedding == "learned" else None
+        needs = f"{self.name} has learned positions for max_length"
+        x = at_most(self.embedding(at_most(token_ids, most, needs)), most, needs)
         x = x if self.position_embedding is None else x + ops.cast(self.positions(positions), x.dtype)
         if self.token_types is not None:
             types = self.types(ops.zeros_like(token_ids) if token_type_ids is None else token_type_ids)

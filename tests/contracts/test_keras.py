@@ -15,8 +15,11 @@ from flash_tf.layers import (
     MLP,
     Mamba,
     MixedChunkAttention,
+    OffsetScale,
+    RelativeBias,
     ResidualBlock,
     RotaryEmbedding,
+    ScaledSinusoidalEmbedding,
     ScaleNorm,
     SimpleRMSNorm,
 )
@@ -371,6 +374,73 @@ def test_positions_that_reduced_precision_has_rounded_are_refused(layer):
     layer(x, positions=positions)
     with pytest.raises(ValueError, match="positions need a dtype of integers, got .*bfloat16"):
         type(layer)(dtype="mixed_bfloat16")(x, positions=positions)
+
+
+@pytest.mark.one_backend
+def test_segment_ids_that_reduced_precision_has_rounded_are_refused():
+    x, ids = np.ones((1, 6, 8), "float32"), np.repeat([1001, 1002], 3)[None].astype("float32")
+    layer = MIXERS.get("self_attention")(heads=2, causal=True, dtype="mixed_bfloat16")
+    with pytest.raises(ValueError, match="segment_ids need a dtype of integers, got .*bfloat16"):
+        layer(x, segment_ids=ids)
+    layer(x, segment_ids=ids.astype("int32"))
+
+
+LIMITED = {
+    "cosine_length": lambda: MIXERS.get("linear_attention")(heads=2, features="relu", cosine_length=6, rotary=False),
+    "Linformer": lambda: MIXERS.get("linformer")(heads=2, rank=2, max_length=6),
+}
+
+
+@pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX knows every length")
+@pytest.mark.parametrize("name", LIMITED)
+def test_a_longer_text_of_unknown_length_is_refused_and_where_xla_drops_the_check_the_result_is_nan(name):
+    import tensorflow as tf
+
+    layer, x = LIMITED[name](), np.ones((1, 9, 8), "float32")
+    signature = [tf.TensorSpec([None, None, 8])]
+    for compiled in (False, True):
+        run = tf.function(layer, input_signature=signature, jit_compile=compiled)
+        assert np.isfinite(run(x[:, :6])).all()
+        if compiled:
+            assert np.isnan(run(x)).all()
+        else:
+            with pytest.raises(tf.errors.InvalidArgumentError, match="texts of at most .*=6 tokens, got"):
+                run(x)
+
+
+@pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX knows every length")
+def test_learned_positions_refuse_a_longer_text_of_unknown_length():
+    import tensorflow as tf
+
+    sizes = {"vocabulary_size": 11, "width": 8, "depth": 1, "mixer": {"type": "self_attention", "heads": 2}}
+    model, ids = CausalLM(**sizes, position_embedding="learned", max_length=6), np.ones((1, 9), "int32")
+    run = lambda compiled: tf.function(  # noqa: E731
+        lambda ids: model(ids), input_signature=[tf.TensorSpec([None, None], "int32")], jit_compile=compiled
+    )
+    with pytest.raises(tf.errors.InvalidArgumentError, match="learned positions for max_length=6 tokens, got"):
+        run(False)(ids)
+    assert np.isnan(run(True)(ids)).all() and np.isfinite(run(True)(ids[:, :6])).all()
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (
+            lambda: MIXERS.get("mamba")()(keras.Input((None, None))),
+            "Mamba needs an input whose last dimension is known",
+        ),
+        (lambda: ResidualBlock(GLU())(keras.Input((None, None))), "ResidualBlock needs an input whose last dimension"),
+        (lambda: MIXERS.get("gau")(heads=0), "key_dim must be an even multiple of heads, 1 or more, got 128 and 0"),
+        (lambda: OffsetScale(["q", "q"]), r"OffsetScale needs different names as heads, got \['q', 'q'\]"),
+        (lambda: OffsetScale([]), r"OffsetScale needs different names as heads, got \[\]"),
+        (lambda: RelativeBias(width=0), "RelativeBias needs an even width, 2 or more, got 0"),
+        (lambda: ScaledSinusoidalEmbedding(-2), "ScaledSinusoidalEmbedding needs an even width, 2 or more, got -2"),
+    ],
+)
+def test_what_a_layer_cannot_be_made_of_is_one_clear_error(make, said):
+    with pytest.raises(ValueError, match=said):
+        make()
 
 
 @pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX knows every length")

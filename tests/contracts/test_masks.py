@@ -174,6 +174,14 @@ def test_a_mask_of_another_shape_than_the_text_is_one_clear_error(name, shape):
 
 
 @pytest.mark.one_backend
+def test_a_prefix_mask_of_another_shape_than_the_text_is_one_clear_error():
+    layer = MIXERS.get("gau")(key_dim=8, causal=True)
+    needed = re.escape(f"prefix_mask needs the shape [b, n] = {(B, LENGTH)} of the text, got {(1, LENGTH)}")
+    with pytest.raises(ValueError, match=needed):
+        layer(np.ones((B, LENGTH, D), "float32"), prefix_mask=np.ones((1, LENGTH), "bool"))
+
+
+@pytest.mark.one_backend
 @pytest.mark.parametrize("shape", [(LENGTH,), (1, LENGTH + 1), (B + 1, LENGTH), (1, B, LENGTH)])
 @pytest.mark.parametrize("kind", ["self_attention", "flash", "gau", "linear_attention"])
 def test_positions_of_another_shape_than_the_text_are_one_clear_error(kind, shape):

@@ -1,6 +1,7 @@
 """What every mixer that can decode, and a model over it, must satisfy as a stream, on every backend."""
 
 import inspect
+import re
 
 import numpy as np
 import pytest
@@ -224,6 +225,17 @@ def test_a_state_of_other_rows_is_one_clear_error(cls, options):
     for state, got in ((start(layer, B + 1), B + 1), ({}, "no such state")):
         with pytest.raises(ValueError, match=f"{cls.__name__} needs a state of initial_state for {B} rows, got {got}"):
             layer.extend(x, state)
+
+
+@pytest.mark.one_backend
+@each_plain
+@pytest.mark.parametrize("shape", [(B, D), (B, 0, D)])
+def test_the_next_tokens_of_another_shape_are_one_clear_error(cls, options, shape):
+    layer = built(cls, options)
+    with pytest.raises(ValueError, match=f"{cls.__name__} needs the next tokens as .* got {re.escape(str(shape))}"):
+        layer.extend(np.ones(shape, "float32"), start(layer))
+    with pytest.raises(ValueError, match=f"{cls.__name__} needs a state of initial_state, got NoneType"):
+        layer.extend(np.ones((B, 1, D), "float32"), None)
 
 
 @each_plain

@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from flash_tf.layers.base import SameShape
-from flash_tf.layers.common import activation, check_activation, options, parts_of, projection
+from flash_tf.layers.common import activation, check_activation, options, parts_of, projection, width_of
 from flash_tf.layers.feedforward import FEEDFORWARDS
 from flash_tf.layers.fused import check_implementation, runs_fused
 from flash_tf.layers.remat import Recomputed
@@ -61,7 +61,7 @@ class GLU(SameShape, Recomputed, keras.layers.Layer):
         self.supports_masking = True
 
     def build(self, x_shape: tuple) -> None:
-        self.width = x_shape[-1]
+        self.width = width_of(self, x_shape)
         self.inner = self.hidden or round(8 * self.width / 3)
         self.in_projection = projection(self, 2 * self.inner, "in_projection", self.use_bias)
         self.out_projection = projection(self, self.width, "out_projection", self.use_bias)

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 
 from flash_tf.layers.base import SameShape
-from flash_tf.layers.common import activation, check_activation, options, projection
+from flash_tf.layers.common import activation, check_activation, options, projection, width_of
 from flash_tf.layers.feedforward import FEEDFORWARDS
 from flash_tf.layers.remat import Recomputed
 from kernels_xla.common.nvidia import whole_gradient
@@ -46,7 +46,7 @@ class MLP(SameShape, Recomputed, keras.layers.Layer):
         self.supports_masking = True
 
     def build(self, x_shape: tuple) -> None:
-        self.width = x_shape[-1]
+        self.width = width_of(self, x_shape)
         self.inner = self.hidden or 4 * self.width
         self.in_projection = projection(self, self.inner, "in_projection", self.use_bias)
         self.out_projection = projection(self, self.width, "out_projection", self.use_bias)

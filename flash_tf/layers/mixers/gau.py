@@ -5,7 +5,7 @@ from keras import ops
 
 from flash_tf.layers import gated_unit
 from flash_tf.layers.kernel_mixer import KernelMixer
-from flash_tf.layers.masking import zero_padding
+from flash_tf.layers.masking import check_shape, zero_padding
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero, token_positions
 from flash_tf.layers.streaming import check_streams, next_positions
@@ -83,7 +83,9 @@ class GatedAttentionUnit(KernelMixer):
         self.use_bias, self.bias_start = use_bias, bias_start
         gated_unit.check(self)
         if heads < 1 or key_dim % (2 * heads):
-            raise ValueError(f"GatedAttentionUnit: key_dim ({key_dim}) must be an even multiple of heads ({heads})")
+            raise ValueError(
+                f"GatedAttentionUnit: key_dim must be an even multiple of heads, 1 or more, got {key_dim} and {heads}"
+            )
         if divisor not in ("position", "length") and (isinstance(divisor, str) or divisor < 1):
             raise ValueError(f"GatedAttentionUnit: divisor must be 'position', 'length' or >= 1, got {divisor!r}")
         if kernel not in ("relu2", *SOFTMAX):
@@ -115,21 +117,22 @@ class GatedAttentionUnit(KernelMixer):
         q, k = self._rotated(z, positions)
         masks = {"causal": self.causal, "padding_mask": padding_mask, "segment_ids": segment_ids}
         if self.kernel in SOFTMAX:
-            self._check_prefix(prefix_mask)
+            self._check_prefix(prefix_mask, x)
             attended = SOFTMAX[self.kernel].fast(q, k, self._split(v), **masks)
         else:
-            masks |= self._check_prefix(prefix_mask)
+            masks |= self._check_prefix(prefix_mask, x)
             options = {"scale": self.scale, "divisor": self.divisor, "offset": runtime_zero(positions)}
             attended = gau.gau_attention(q, k, self._split(v), **gated_unit.bias(self), **options, **masks)
         return gated_unit.leave(self, u, ops.reshape(attended, ops.shape(v)))
 
-    def _check_prefix(self, prefix_mask):
+    def _check_prefix(self, prefix_mask, x):
         """The prefix mask as the kernel's argument; a ValueError where the layer takes none."""
         if prefix_mask is None:
             return {}
         if not self.causal or self.kernel in SOFTMAX:
             needed = "GatedAttentionUnit takes a prefix_mask where it is causal and kernel is 'relu2'"
             raise ValueError(f"{needed}, got causal {self.causal} and kernel {self.kernel!r}")
+        check_shape("prefix_mask", prefix_mask, x)
         return {"prefix_mask": prefix_mask}
 
     def _rotated(self, z, positions):

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from flash_tf.layers.common import check_counts, normal
+from flash_tf.layers.common import check_counts, normal, width_of
 from flash_tf.layers.linear_mixer import LinearMixer, check_block_size, check_causal, check_epsilon
 from flash_tf.layers.mixers import MIXERS
 from kernels_xla import gla, linear_attention
@@ -88,7 +88,7 @@ class GatedLinearAttention(LinearMixer):
             raise ValueError(f"{needed}, got {gate_rank} and {temperature}")
 
     def build(self, x_shape: tuple) -> None:
-        d = x_shape[-1]
+        d = width_of(self, x_shape)
         self.set_heads(x_shape, multiple=2)
         self.in_projection = self._dense("in_projection", 2 * d, x_shape, use_bias=False)
         self.gate_projection = self._dense("gate_projection", d, x_shape)

@@ -11,6 +11,7 @@ from flash_tf.layers.linear_mixer import LinearMixer, check_block_size
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.random_features import RandomFeatures
 from kernels_xla.common.accumulate import sum_dtype
+from kernels_xla.common.lengths import at_most
 from kernels_xla.common.norms import simple_rms_norm
 from kernels_xla.common.rotary import rotary
 from kernels_xla.common.spec import KernelSpec, Tensor
@@ -64,9 +65,9 @@ class LinearAttention(LinearMixer):
       random_features: Number of features a head for "favor"; None for 128, and for other features.
       use_bias: Whether the projections have biases.
       form: How a whole text is summed: "chunks", or for benchmarks "cumsum" or "matmul", FLASH's Performer and
-        Performer-Matmul of Table 11, which keep a state for each token. The function is the same; see
-        `kernels_xla.linear_attention`.
-      block_size: Tokens that the implementation reads as one block. It changes only the speed; see `flash-tf tune`.
+        Performer-Matmul of Table 11, which keep a state for each token. The function is the same, but "cumsum" takes
+        the sum before a packed document off again, and loses precision; see `kernels_xla.linear_attention`.
+      block_size: Tokens that the form "chunks" reads as one block. It changes only the speed; see `flash-tf tune`.
       **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:
@@ -160,9 +161,7 @@ class LinearAttention(LinearMixer):
         training: bool | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:
-        n, most = x.shape[1], self.cosine_length
-        if most is not None and n is not None and n > most:
-            raise ValueError(f"LinearAttention needs texts of at most cosine_length={most} tokens, got {n}")
+        x = at_most(x, self.cosine_length, "LinearAttention needs texts of at most cosine_length")
         return super().call(x, padding_mask, segment_ids, positions, training, mask)
 
     @property

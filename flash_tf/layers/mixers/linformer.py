@@ -6,6 +6,7 @@ from keras import ops
 from flash_tf.layers.bidirectional_mixer import BidirectionalMixer
 from flash_tf.layers.common import normal
 from flash_tf.layers.mixers import MIXERS
+from kernels_xla.common.lengths import at_most
 from kernels_xla.common.spec import KernelSpec, Tensor
 from kernels_xla.linformer import SPEC
 
@@ -61,9 +62,7 @@ class Linformer(BidirectionalMixer):
         return {**super().sizes(b, n), "r": self.rank}
 
     def enter(self, x: Tensor, positions: Tensor | None) -> tuple[dict[str, Tensor], list[Tensor]]:
-        n = x.shape[1]
-        if n is not None and n > self.max_length:
-            raise ValueError(f"Linformer needs texts of at most max_length={self.max_length} tokens, got {n}")
+        x = at_most(x, self.max_length, "Linformer needs texts of at most max_length")
         inputs, rest = super().enter(x, positions)
         return {**inputs, "projection": ops.cast(self.mixing, self.compute_dtype)}, rest
 

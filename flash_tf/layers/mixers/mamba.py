@@ -4,7 +4,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from flash_tf.layers.common import check_counts, normal
+from flash_tf.layers.common import check_counts, normal, width_of
 from flash_tf.layers.fused import check_implementation, runs_fused
 from flash_tf.layers.linear_mixer import LinearMixer, check_causal
 from flash_tf.layers.masking import zero_padding
@@ -79,7 +79,7 @@ class Mamba(LinearMixer):
         check_counts(self, state_size=state_size, conv_width=conv_width, expansion=expansion, dt_rank=dt_rank)
 
     def build(self, x_shape: tuple) -> None:
-        self.width = x_shape[-1]
+        self.width = width_of(self, x_shape)
         self.inner, self.rank = self.expansion * self.width, self.dt_rank or -(-self.width // 16)
         s, e = self.state_size, self.inner
         inner_shape = (*x_shape[:-1], e)
