@@ -123,6 +123,13 @@ def test_a_start_from_mixers_of_another_function_is_said():
     assert "differ" not in str(model_of(Classifier).init_from(source))
 
 
+@pytest.mark.one_backend
+def test_a_model_starts_from_a_model_of_the_package_alone():
+    for source in ("runs/lm", keras.layers.Dense(3)):
+        with pytest.raises(ValueError, match=f"starts from another model of ft.models, got {type(source).__name__}"):
+            model_of(Classifier).init_from(source)
+
+
 def test_a_start_from_a_model_of_another_function_is_said():
     feedforward = {"feedforward": {"type": "glu"}, "mixer": {"type": "parallel", "mixers": [MIXER, {"type": "gau"}]}}
     source, other = model_of(MaskedLM, STACK, **feedforward), {"type": "glu", "activation": "silu"}

@@ -85,6 +85,11 @@ def test_it_comes_back_from_a_file_with_its_options(tmp_path):
     assert (again.layers[-1].key_dim, again.layers[-1].expansion) == (6, 3)
 
 
+def test_texts_of_other_numbers_of_rows_are_one_clear_error():
+    with pytest.raises(ValueError, match="needs a memory of 2 rows, as x, got 1"):
+        CrossGatedAttention(key_dim=4)(np.ones((2, 3, 8), "float32"), np.ones((1, 5, 8), "float32"))
+
+
 def test_wrong_options_are_named():
     with pytest.raises(ValueError, match="needs key_dim and expansion >= 1, got 0 and 2"):
         CrossGatedAttention(key_dim=0)

@@ -77,6 +77,8 @@ class CrossGatedAttention(Base, keras.layers.Layer):
         for name, text in (("x", x), ("memory", memory)):
             if len(text.shape) != 3:
                 raise ValueError(f"{self.name} needs {name} of the shape [b, n, d], got {tuple(text.shape)}")
+        if None not in (x.shape[0], memory.shape[0]) and x.shape[0] != memory.shape[0]:
+            raise ValueError(f"{self.name} needs a memory of {x.shape[0]} rows, as x, got {memory.shape[0]}")
         x, padding_mask = zero_padding(x, padding_mask, mask=x_mask)
         memory, memory_mask = zero_padding(memory, memory_mask, name="memory_mask")
         widths = [self.expansion * self.width, self.key_dim]

@@ -403,8 +403,11 @@ class LanguageModel(Base, Recomputed, keras.Model):
           The names of the weights that were `loaded`, stay `fresh`, or were `left` in the source.
 
         Raises:
-          ValueError: The stacks differ. The message names a weight. Nothing was assigned.
+          ValueError: The source is no such model, or the stacks differ; the message then names a weight. Nothing was
+            assigned.
         """
+        if not isinstance(source, LanguageModel):
+            raise ValueError(f"{self.name} starts from another model of ft.models, got {type(source).__name__}")
         for model in (source, self):
             if not model.built:
                 model.build()
@@ -448,6 +451,9 @@ class LanguageModel(Base, Recomputed, keras.Model):
         return model
 
 
+ENCODED = tuple(name for name in inspect.signature(LanguageModel.encode).parameters if name not in ("self", "training"))
+
+
 def unpack(inputs: Any, arguments: Mapping[str, Any], mask: Any = None) -> dict[str, Any]:
     """The call arguments of a model. The first may be a dictionary of all of them, as `fit` passes it.
 
@@ -455,7 +461,16 @@ def unpack(inputs: Any, arguments: Mapping[str, Any], mask: Any = None) -> dict[
       inputs: Token ids, or a dictionary of call arguments.
       arguments: The other call arguments.
       mask: Keras' own mask of `inputs`, or a dictionary of masks. It serves if there is no `padding_mask`.
+
+    Raises:
+      ValueError: A dictionary has no `token_ids`, or an argument that the model does not have.
     """
+    if isinstance(inputs, Mapping):
+        known = dict.fromkeys((*ENCODED, *arguments))
+        unknown = [name for name in inputs if name not in known]
+        if unknown or "token_ids" not in inputs:
+            needed = f"a dictionary of inputs needs token_ids, and may have {', '.join(list(known)[1:])}"
+            raise ValueError(f"{needed}, got {', '.join(map(repr, inputs))}")
     given = {**arguments, **(inputs if isinstance(inputs, Mapping) else {"token_ids": inputs})}
     mask = mask.get("token_ids") if isinstance(mask, Mapping) else mask
     return given if mask is None or given.get("padding_mask") is not None else {**given, "padding_mask": mask}

@@ -168,6 +168,16 @@ def test_a_dictionary_of_arguments_equals_the_arguments(kind):
     assert relative_error(want, to_numpy(model(ids))) > FLOAT32
 
 
+@pytest.mark.one_backend
+@some_models
+def test_a_dictionary_without_tokens_or_with_another_argument_is_one_clear_error(kind):
+    model, ids = model_of(kind), rows_of(kind)
+    for wrong, got in (({"tokens": ids}, "'tokens'"), ({"token_ids": ids, "attention_mask": ids}, "'attention_mask'")):
+        needed = f"a dictionary of inputs needs token_ids, and may have padding_mask, .*got .*{got}"
+        with pytest.raises(ValueError, match=needed):
+            model(wrong)
+
+
 @some_models
 def test_mixed_bfloat16_keeps_float32_weights_and_close_logits(kind):
     model, ids = model_of(kind), rows_of(kind)
