@@ -95,6 +95,10 @@ class Series(NamedTuple):
 BASELINE = Series("transformer_plus_plus", PEERS)
 
 
+def _series(row):
+    return Series(row["model"], row["framework"])
+
+
 def _training(row):
     """A row of `train_command` with the names that peers' rows have. A row of another config has no task."""
     task, model = found.groups() if (found := CONFIG.fullmatch(row.get("config") or "")) else (None, None)
@@ -103,9 +107,9 @@ def _training(row):
 
 
 def _compared(rows):
-    """The rows of the device and commit at which PyTorch was timed last: only rows of one commit are a comparison."""
+    """The rows of the device and commit at which `BASELINE` was timed last. Others are no comparison."""
     rows = [row for row in rows if row["tokens"] == device.TOKENS and row["task"] in TASKS]
-    last = next((row for row in reversed(rows) if row["framework"] == PEERS), None)
+    last = next((row for row in reversed(rows) if _series(row) == BASELINE), None)
     return [row for row in rows if last and all(row[key] == last[key] for key in ("device", "commit"))]
 
 
@@ -141,7 +145,7 @@ def lines(rows: Sequence[Row], key: str, scale: float = 1.0) -> dict[Series, dic
     """Each series' values of `key`, times `scale`, by context length. Rows without the key are left out."""
     found: dict[Series, dict[int, float]] = {}
     for row in sorted((row for row in rows if row.get(key) is not None), key=lambda row: row["n"]):
-        found.setdefault(Series(row["model"], row["framework"]), {})[row["n"]] = scale * row[key]
+        found.setdefault(_series(row), {})[row["n"]] = scale * row[key]
     return found
 
 
@@ -164,11 +168,7 @@ def _figure(drawn, title, ylabel, small_print):
 def _notes(rows):
     """What was timed, at which commits, and what failed."""
     said = f"Rates of flash-tf train, and of torch.compile with fused attention. Commit: {_commits(rows)}."
-    failed = [
-        f"{Series(row['model'], row['framework']).label} at {plot_style.short(row['n'])}: {row['error']}"
-        for row in rows
-        if "error" in row
-    ]
+    failed = [f"{_series(row).label} at {plot_style.short(row['n'])}: {row['error']}" for row in rows if "error" in row]
     return [said, *(["Not shown: " + "; ".join(failed) + "."] if failed else [])]
 
 

@@ -29,6 +29,6 @@ def at_most(x: Tensor, most: int | None, needs: str) -> Tensor:
         import tensorflow as tf
 
         fits = tf.debugging.Assert(tf.shape(x)[1] <= most, [f"{needs}={most} tokens, got", tf.shape(x)[1]])
-        with tf.control_dependencies([fits] if fits is not None else []):
+        with tf.control_dependencies([fits]):
             x = tf.identity(x)
     return ops.where(ops.shape(x)[1] <= most, x, float("nan")) if "float" in x.dtype.name else x

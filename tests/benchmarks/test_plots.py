@@ -93,9 +93,13 @@ def test_what_ran_at_the_commit_of_the_newest_peers_is_compared_and_nothing_else
     assert "Commit: 7654321." in small_print(found["lm_speedup_h200"])
 
 
-def test_without_the_baseline_there_is_no_speed_up(tmp_path):
-    write(tmp_path, [peer(512, 100, model="gla")], "peers")
-    assert plots.figures(write(tmp_path, [trained("flash", 512, 100)])).keys() == {"lm_throughput_h200"}
+def test_other_peers_alone_are_no_comparison(tmp_path):
+    later = {"commit": "7654321", "date": "2026-01-02"}
+    write(tmp_path, [peer(512, 100), peer(512, 50, model="gla", **later)], "peers")
+    figures = plots.figures(write(tmp_path, [trained("flash", 512, 100), trained("flash", 512, 300, **later)]))
+    assert drawn(figures["lm_speedup_h200"]) == {OURS: [(512, 1)]}
+    write(tmp_path, [peer(512, 50, model="gla")], "peers")
+    assert plots.figures(str(tmp_path)) == {}
 
 
 def test_what_could_not_be_timed_is_said_and_not_drawn(tmp_path):
