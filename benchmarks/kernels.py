@@ -53,8 +53,12 @@ OF_MANY_HEADS = (
     "informer",
 )
 PARTED = 300  # tokens
-FUSED = {"selective_scan": "kernels_pallas.mamba"}  # and where its fused form is
-SMALL = {"b": 2, "h": 2, "k": 2, "s": 8, "e": 16, "r": 8, "d": 12, "m": 40, "w": 4}
+FUSED = {  # and where its fused form is
+    "selective_scan": "kernels_pallas.mamba",
+    "gla": "kernels_pallas.decayed",
+    "retention": "kernels_pallas.decayed",
+}
+SMALL = {"b": 2, "h": 2, "k": 2, "s": 16, "e": 16, "r": 8, "d": 12, "m": 40, "w": 4}
 PARITY = 2e-5  # relative root mean square: two results, each after some hundred float32 roundings of 6e-8
 COLUMNS = ("kernel", "pass", "n", "batch", "compile s", "median ms", "GFLOP/s", "parity")
 WIDTHS = (14, 20, 8, 7, 11, 12, 10, 10)
@@ -118,9 +122,11 @@ def fused(spec):
         raise ValueError(f"--fused takes {', '.join(FUSED)}, got {spec.name}")
     if (found := programs.machine_obstacle()) is not None:
         raise ValueError(f"--fused needs {found}")
-    function = getattr(importlib.import_module(FUSED[spec.name]), spec.name)
-    known = inspect.signature(function).parameters  # the others are the speed of einsums alone
-    return dataclasses.replace(spec, fast=lambda **given: function(**{k: x for k, x in given.items() if k in known}))
+    function = getattr(importlib.import_module(FUSED[spec.name]), spec.fast.__name__)
+    known = inspect.signature(function).parameters  # the others are the speed of einsums alone, or not fused
+    fast = lambda **given: function(**{name: x for name, x in given.items() if name in known})  # noqa: E731
+    inputs = {name: axes for name, axes in spec.inputs.items() if name in known}
+    return dataclasses.replace(spec, fast=fast, inputs=inputs)
 
 
 def measure(spec, case, args):
@@ -137,7 +143,7 @@ def measure(spec, case, args):
         own = {"s": 16} if spec.name == "selective_scan" else {}  # Mamba's states a channel
         sizes = {**SIZES, **(MANY_HEADS if spec.name in OF_MANY_HEADS else {}), **own}
         sizes |= {"b": device.batch_size(n, args.tokens), "n": n, "m": n}
-        inputs = {name: backends.tensor(x, args.dtype) for name, x in draw(spec, sizes).items()}
+        inputs = {name: backends.tensor(x, args.dtype) for name, x in draw(spec.of(case), sizes).items()}
         for backward in (False, True):
             sized = {**row, "sizes": sizes, "n": n, "batch": sizes["b"]}
             try:

@@ -235,6 +235,88 @@ class Scan(Sizes):
 
 
 @dataclasses.dataclass(frozen=True)
+class Decayed(Sizes):
+    """The sizes of linear attention with decay.
+
+    Attributes:
+      rows: b.
+      chunks: g, of a row, each of `CHUNK` tokens.
+      heads: h.
+      s: Width of a head's keys.
+      e: Width of a head's values.
+      shared: Whether all channels of a head's keys share one decay.
+      dtype: Of queries, keys, values, states, weights of pairs and their gradients; log decays are float32.
+    """
+
+    rows: int
+    chunks: int
+    heads: int
+    s: int
+    e: int
+    shared: bool
+    dtype: str
+
+    module: ClassVar[str] = "decay_kernels"
+    CHUNK: ClassVar[int] = 64  # tokens, a power of 2
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.chunks * self.CHUNK
+
+    @property
+    def decays(self) -> int:
+        """Decays of a token."""
+        return self.heads if self.shared else self.heads * self.s
+
+    @property
+    def keys(self) -> int:
+        """Columns of a tile of a head's keys."""
+        return block(self.s, 64)
+
+    @property
+    def values(self) -> int:
+        """Columns of a tile of a head's values."""
+        return block(self.e, 64)
+
+    def arguments(self, name: str) -> Shapes:
+        key, value, decay, weights, states = self._shapes()
+        return {
+            "decays": [decay],
+            "pairs": [key, key, decay],
+            "added": [key, value, decay],
+            "added_later": [key, value, decay],
+            "entering": [states, decay],
+            "entering_later": [states, decay],
+            "decayed_sums": [key, value, decay, weights, states],
+            "value_sums": [key, value, decay, weights, states],
+            "pairs_gradient": [value, value, decay],
+            "key_sums": [key, key, value, decay, value, states, states, weights],
+        }[name]
+
+    def results(self, name: str) -> Shapes:
+        key, value, decay, weights, states = self._shapes()
+        tiles = (self.s // self.keys, *decay[0]), "float32"
+        return {
+            "decays": [decay],
+            "pairs": [weights],
+            "added": [states],
+            "added_later": [states],
+            "entering": [states],
+            "entering_later": [states],
+            "decayed_sums": [value],
+            "value_sums": [value],
+            "pairs_gradient": [weights],
+            "key_sums": [key, key, tiles if self.shared else decay],
+        }[name]
+
+    def _shapes(self):
+        key, value = (self.tokens, self.heads * self.s), (self.tokens, self.heads * self.e)
+        weights, states = (self.tokens, self.heads * self.CHUNK), (self.tokens // self.CHUNK * key[1], self.e)
+        decay = (self.tokens, self.decays), "float32"
+        return (key, self.dtype), (value, self.dtype), decay, (weights, self.dtype), (states, self.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
 class Logits(Sizes):
     """The sizes of the loss of a head's logits.
 

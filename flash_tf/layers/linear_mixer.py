@@ -37,9 +37,11 @@ class LinearMixer(KernelMixer):
         x, padding_mask = zero_padding(x, padding_mask, segment_ids, mask)
         positions = token_positions(x, segment_ids, positions)
         inputs, rest = self.enter(x, positions)
-        options = {**self.case, **self.training_options(training)}
-        out = self.spec.fast(**inputs, **options, padding_mask=padding_mask, segment_ids=segment_ids)
-        return self.leave(out, rest)
+        return self.leave(self.mix(inputs, training, padding_mask=padding_mask, segment_ids=segment_ids), rest)
+
+    def mix(self, inputs: dict, training: bool | None, **masks: Tensor | None) -> Tensor:
+        """Runs the kernel on its inputs by name, with `padding_mask` and `segment_ids`: -> `[b, n, h, e]`."""
+        return self.spec.fast(**inputs, **self.case, **self.training_options(training), **masks)
 
     def build_heads(self, x_shape: tuple, multiple: int, use_bias: bool = True) -> None:
         """Builds one projection for queries, keys and values, the out-projection and, with `lrpe`, `turn`."""

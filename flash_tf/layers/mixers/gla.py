@@ -6,8 +6,11 @@ import keras
 from keras import ops
 
 from flash_tf.layers.common import check_counts, normal, width_of
-from flash_tf.layers.linear_mixer import LinearMixer, check_block_size, check_causal, check_epsilon
+from flash_tf.layers.decayed_mixer import DecayedMixer
+from flash_tf.layers.fused import check_implementation
+from flash_tf.layers.linear_mixer import check_block_size, check_causal, check_epsilon
 from flash_tf.layers.mixers import MIXERS
+from kernels_pallas.decayed import gated_linear_attention
 from kernels_xla import gla, linear_attention
 from kernels_xla.common.accumulate import sum_dtype
 from kernels_xla.common.norms import scale_norm
@@ -18,7 +21,7 @@ RANK, TEMPERATURE, EPSILON = 16, 16.0, 1e-5
 
 @MIXERS.register("gla")
 @keras.saving.register_keras_serializable("flash_tf")
-class GatedLinearAttention(LinearMixer):
+class GatedLinearAttention(DecayedMixer):
     """`y = W_o (silu(x W_r + b_r) * concat_h norm(q_t S_t))`, `S_t = (alpha_t beta_t^T) * S_{t-1} + k_t v_t^T` a head.
 
     Source: Yang et al., "Gated Linear Attention Transformers with Hardware-Efficient Training", arXiv:2312.06635,
@@ -39,7 +42,9 @@ class GatedLinearAttention(LinearMixer):
       gates: Which gates exist: "key" (alpha), "value" (beta), "both" or "none", the paper's ablation. "none" takes
         neither rank nor temperature.
       norm_epsilon: Added to the mean square in the norm of a head's values.
-      block_size: Tokens that the implementation reads as one block. It changes only the speed; see `flash-tf tune`.
+      block_size: Tokens that einsums read as one block. It changes only the speed; see `flash-tf tune`.
+      implementation: "xla" for einsums; "pallas" for fused kernels in training steps, which need `gates` "key", a
+        Hopper GPU, and what docs/layers.md says; "auto" for these where they are faster and can run.
       **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:
@@ -60,6 +65,7 @@ class GatedLinearAttention(LinearMixer):
 
     causal_only = True
     most_heads = 4
+    fused, shared = gated_linear_attention, False
 
     def __init__(
         self,
@@ -70,11 +76,14 @@ class GatedLinearAttention(LinearMixer):
         gates: str = "key",
         block_size: int = 64,
         norm_epsilon: float = EPSILON,
+        implementation: str = "auto",
         **kwargs,
     ):
         super().__init__(**kwargs)
         self.heads, self.causal, self.gate_rank, self.temperature = heads, causal, gate_rank, temperature
         self.gates, self.block_size, self.norm_epsilon = gates, block_size, norm_epsilon
+        self.implementation = implementation
+        check_implementation(self)
         check_causal(self)
         check_block_size(self)
         check_epsilon(self)
@@ -86,6 +95,8 @@ class GatedLinearAttention(LinearMixer):
         if gates == "none" and (gate_rank, temperature) != (RANK, TEMPERATURE):
             needed = "GatedLinearAttention: gates 'none' needs the default gate_rank and temperature"
             raise ValueError(f"{needed}, got {gate_rank} and {temperature}")
+        if implementation == "pallas" and gates != "key":
+            raise ValueError(f"GatedLinearAttention: implementation 'pallas' needs gates 'key', got {gates!r}")
 
     def build(self, x_shape: tuple) -> None:
         d = width_of(self, x_shape)
@@ -131,6 +142,10 @@ class GatedLinearAttention(LinearMixer):
         if self.gates in ("value", "both"):
             inputs["value_log_decay"] = self._log_gates(self.value_decay_up(self.value_decay_down(x)))
         return inputs, [self.gate_projection(x)]
+
+    @property
+    def fusible(self) -> bool:
+        return self.gates == "key"
 
     def _log_gates(self, logits):
         return self.split(ops.log_sigmoid(ops.cast(logits, sum_dtype(logits))) / self.temperature)

@@ -7,9 +7,12 @@ import numpy as np
 from keras import ops
 
 from flash_tf.layers.common import check_counts, normal
-from flash_tf.layers.linear_mixer import LinearMixer, check_block_size, check_causal, check_epsilon
+from flash_tf.layers.decayed_mixer import DecayedMixer
+from flash_tf.layers.fused import check_implementation
+from flash_tf.layers.linear_mixer import check_block_size, check_causal, check_epsilon
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero
+from kernels_pallas import decayed
 from kernels_xla.common.accumulate import sum_dtype
 from kernels_xla.common.norms import scale_norm
 from kernels_xla.common.rotary import rotary
@@ -19,7 +22,7 @@ from kernels_xla.retention import SPEC
 
 @MIXERS.register("retention")
 @keras.saving.register_keras_serializable("flash_tf")
-class Retention(LinearMixer):
+class Retention(DecayedMixer):
     """`y = W_o (silu(x W_g) * concat_h norm(sum_{j <= i} gamma_h^(i - j) (q_i . k_j) v_j))`, without biases.
 
     Source: Sun et al., "Retentive Network", arXiv:2307.08621, section 2. gamma_h = 1 - 2^(-5 - h) for h = 0, 1, ....
@@ -41,7 +44,9 @@ class Retention(LinearMixer):
         flash-linear-attention. None for the authors' rotation, above.
       norm_scale: Whether the norm multiplies each channel by a weight that all heads share.
       norm_epsilon: Added to the mean square in the norm.
-      block_size: Tokens that the implementation reads as one block. It changes only the speed; see `flash-tf tune`.
+      block_size: Tokens that einsums read as one block. It changes only the speed; see `flash-tf tune`.
+      implementation: "xla" for einsums; "pallas" for fused kernels in training steps, which need a Hopper GPU and what
+        docs/layers.md says; "auto" for these where they are faster and can run.
       **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:
@@ -62,6 +67,7 @@ class Retention(LinearMixer):
 
     causal_only = True
     most_heads = 4
+    fused, shared = decayed.retention, True
 
     def __init__(
         self,
@@ -71,12 +77,15 @@ class Retention(LinearMixer):
         rope_theta: float | None = None,
         norm_scale: bool = False,
         norm_epsilon: float = 1e-6,
+        implementation: str = "auto",
         **kwargs,
     ):
         super().__init__(**kwargs)
         self.heads, self.causal, self.block_size = heads, causal, block_size
         self.rope_theta, self.norm_scale, self.norm_epsilon = rope_theta, norm_scale, norm_epsilon
+        self.implementation = implementation
         check_causal(self)
+        check_implementation(self)
         check_block_size(self)
         check_epsilon(self)
         if rope_theta is not None and rope_theta <= 1:

@@ -3,7 +3,7 @@ import numpy as np
 from tests.oracles.common import queries
 
 CASES = ({"chunk_size": 4, "causal": True}, {"chunk_size": 32, "causal": True})
-TIMED = {"causal": True}
+TIMED = {"causal": True, "value_log_decay": None}
 
 
 def gla(

@@ -1,0 +1,156 @@
+"""Fused linear attention with decay is the einsums' function, in value and every gradient. Pallas interprets it."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from flash_tf.layers import GatedLinearAttention, Retention
+from kernels_pallas import decay_kernels, decayed, programs
+from kernels_xla import gla, retention
+from kernels_xla.common import nvidia
+from tests import backends, tiers
+from tests.fused import step
+from tests.numerics import ALIVE, BFLOAT16_FACTOR, FLOAT32, errors, masks
+
+B, H = 2, 2
+FORMS = {
+    "gla": (decayed.gated_linear_attention, gla.gated_linear_attention),
+    "retention": (decayed.retention, retention.retention),
+}
+LAYERS = {"gla": GatedLinearAttention, "retention": Retention}
+LAYOUTS = ("whole", "padded", "packed")
+MILD, STRONG = -0.5, -6.0  # of the strongest log decay: within half a chunk, a decay above e^-40, and below it
+
+
+def drawn(name, n, s=16, e=32, strongest=MILD):
+    rng = np.random.default_rng(0)
+    arrays = {x: rng.normal(size=(B, n, H, width)) for x, width in (("q", s), ("k", s), ("v", e))}
+    arrays["log_decay"] = rng.uniform(strongest, 0, (B, n, H, s) if name == "gla" else (B, n, H))
+    return {name: x.astype("float32").astype("float64") for name, x in arrays.items()}
+
+
+def both(name, arrays, layout, dtype="float32"):
+    masked = masks(layout, B, arrays["q"].shape[1])
+    exact = backends.differentiate(FORMS[name][1], {}, arrays, masked, "float64")
+    fused = lambda *given, **named: FORMS[name][0](*given, **named)  # noqa: E731  one of its own: a compiled one would ignore a patch
+    return [backends.differentiate(f, {}, arrays, masked, dtype) for f in (fused, FORMS[name][1])], exact
+
+
+@pytest.mark.parametrize("layout", tiers.thinned(LAYOUTS, "packed"))
+@pytest.mark.parametrize("strongest", [MILD, STRONG])
+@pytest.mark.parametrize("name", FORMS)
+def test_it_is_the_einsums_in_value_and_every_gradient(name, strongest, layout, interpreted):
+    (got, _), exact = both(name, drawn(name, 150, strongest=strongest), layout)  # three chunks
+    found = errors(got, exact)
+    assert max(found.values()) < FLOAT32, found
+    assert min(np.count_nonzero(x) / x.size for x in exact.values()) > ALIVE
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_heads_of_several_tiles_are_it_too(name, interpreted):
+    m = decayed.sizes((B, 37, H, 96), 48, name == "retention", "float32")
+    assert m.s // m.keys > 1 and m.e // m.values > 1
+    (got, _), exact = both(name, drawn(name, 37, s=48, e=96), "whole")
+    assert max(errors(got, exact).values()) < FLOAT32
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("strongest", [MILD, STRONG])
+@pytest.mark.parametrize("name", FORMS)
+def test_in_bfloat16_it_is_as_exact_as_the_einsums(name, strongest, interpreted):
+    (got, einsum), exact = both(name, drawn(name, 150, strongest=strongest), "whole", dtype="bfloat16")
+    found, least = errors(got, exact), errors(einsum, exact)
+    assert all(found[key] < BFLOAT16_FACTOR * least[key] for key in found), (found, least)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_document_sees_nothing_of_another(name, interpreted):
+    arrays, masked = drawn(name, 70), {"segment_ids": np.repeat([[1, 2, 3]], [5, 40, 25], axis=1).repeat(B, axis=0)}
+    found = []
+    for scale in (1, 1e6):
+        arrays["k"][:, :5] *= scale  # a leak of e^-41 would show
+        tensors = backends.tensors({**arrays, **masked}, "float32")
+        found.append(backends.to_numpy(FORMS[name][0](**tensors)))
+    assert np.array_equal(found[0][:, 5:], found[1][:, 5:]) and not np.array_equal(found[0][:, :5], found[1][:, :5])
+
+
+def test_a_chunk_with_mild_decays_takes_one_product_for_all_pairs(interpreted, monkeypatch):
+    monkeypatch.setattr(decay_kernels, "_over_halves", lambda *given: given[-1])  # as if no pair had weight
+    right = {strongest: drawn("gla", 64, strongest=strongest) for strongest in (MILD, STRONG)}
+    error = {}
+    for strongest, arrays in right.items():
+        (got, _), exact = both("gla", arrays, "whole")
+        error[strongest] = errors(got, exact)["out"]
+    assert error[MILD] < FLOAT32 < ALIVE < error[STRONG], error
+
+
+@pytest.fixture
+def layers():
+    """A layer with fused kernels and without, with the same weights, by its `implementation`."""
+
+    def make(name, x_shape, **options):
+        keras.utils.set_random_seed(0)
+        made = {value: LAYERS[name](implementation=value, name="mixer", **options) for value in ("xla", "pallas")}
+        for layer in made.values():
+            layer.build(x_shape)
+            layer.set_weights(made["xla"].get_weights())
+        return made
+
+    return make
+
+
+@tiers.full_on_jax
+@pytest.mark.parametrize("name", FORMS)
+def test_a_layer_trains_with_it_as_with_einsums(name, layers, interpreted, monkeypatch):
+    monkeypatch.setattr(programs, "obstacle", lambda names, m: None)
+    x = ops.convert_to_tensor(np.random.default_rng(0).normal(size=(2, 13, 64)), "float32")
+    made = layers(name, x.shape, heads=2)
+    found = {value: step(layer, x) for value, layer in made.items()}
+    assert max(errors(found["pallas"], found["xla"]).values()) < FLOAT32
+    monkeypatch.setattr(programs, "run", None)  # whoever calls it, fails
+    made["pallas"](x)
+    LAYERS[name](heads=2)(x, training=True)
+    with pytest.raises(TypeError):
+        made["pallas"](x, training=True)
+
+
+def test_one_line_says_what_it_needs():
+    x = ops.ones((1, 16, 64))
+    for name, layer in LAYERS.items():
+        title = layer.__name__
+        with pytest.raises(ValueError, match=rf"{title}: implementation 'pallas' needs an NVIDIA GPU of compute cap"):
+            layer(heads=2, implementation="pallas")(x, training=True)
+        with pytest.raises(ValueError, match=rf"{title}: implementation must be one of auto, xla, pallas, got 'cuda'"):
+            layer(implementation="cuda")
+        narrow = {"gla": "keys of 8 and values of 16", "retention": "keys of 8 and values of 16"}[name]
+        heads = {"gla": 4, "retention": 8}[name]
+        with pytest.raises(ValueError, match=f"multiples of 16 wide, got float32, {narrow}"):
+            layer(heads=heads, implementation="pallas")(x, training=True)
+    with pytest.raises(ValueError, match="implementation 'pallas' needs gates 'key', got 'both'"):
+        GatedLinearAttention(gates="both", implementation="pallas")
+    GatedLinearAttention(heads=2, gates="both")(x, training=True)
+
+
+@pytest.mark.skipif((nvidia.capability() or (0, 0)) < nvidia.HOPPER, reason="needs an NVIDIA GPU from Hopper on")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("b", "n"), [(8, 2048), (2, 1001)])
+@pytest.mark.parametrize("name", FORMS)
+def test_a_layer_on_a_gpu_trains_with_it_as_with_einsums(name, b, n, layout, layers):
+    x = ops.cast(np.random.default_rng(0).normal(size=(b, n, 768)), "bfloat16")
+    made = layers(name, x.shape, dtype="bfloat16")
+    own = made["xla"].sizes()
+    m = decayed.sizes((b, n, own["h"], own["e"]), own["s"], made["xla"].shared, "bfloat16")
+    if (found := decayed.obstacle(m)) is not None:
+        pytest.skip(f"the kernels need {found}")
+    masked = backends.tensors(masks(layout, b, n), "float32")
+    found = {value: step(layer, x, masked, compiled=True) for value, layer in made.items()}
+    exact = step(layers(name, x.shape)["xla"], ops.cast(x, "float32"), masked, compiled=True)
+    error = {value: errors(found[value], exact) for value in found}
+    assert all(error["pallas"][key] < BFLOAT16_FACTOR * e for key, e in error["xla"].items()), error
+
+
+def test_auto_takes_it_where_it_was_measured_to_be_faster():
+    gated = lambda b, n, dtype="bfloat16": decayed.sizes((b, n, 4, 192), 96, False, dtype)  # noqa: E731
+    assert all(map(decayed.is_faster, [gated(8, 8192), gated(128, 512)]))
+    assert not any(map(decayed.is_faster, [gated(1, 512), gated(8, 8192, "float32")]))
