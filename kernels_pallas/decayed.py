@@ -11,6 +11,8 @@ from kernels_xla.common.spec import Tensor
 
 FORWARD = ["decays", "pairs", "added", "entering", "decayed_sums"]
 BACKWARD = ["added_later", "entering_later", "value_sums", "pairs_gradient", "key_sums"]
+TOKENS = 65_536  # of the smallest step that was timed
+KEYS, VALUES = range(64, 193), range(64, 385)  # widths of the heads that were timed, and between them
 APART = -41.0  # log decay at a document's first token: less than the kernels' least, so that its exponential is 0
 
 
@@ -111,8 +113,13 @@ def obstacle(m: Decayed) -> str | None:
 
 
 def is_faster(m: Decayed) -> bool:
-    """Whether the fused kernels are faster than einsums, by what was measured at a few sizes."""
-    return m.dtype == "bfloat16" and m.tokens >= 8_192
+    """Whether the fused kernels are faster than einsums, by what was measured at a few sizes in TensorFlow.
+
+    These were 65,536 tokens with 12 heads of 64 and 64, and with 4 heads of 96 and 192, or of 192 and 384.
+    """
+    if keras.config.backend() != "tensorflow" or m.dtype != "bfloat16" or m.tokens < TOKENS:
+        return False
+    return m.keys >= 32 and m.values >= 64 and m.s in KEYS and m.e in VALUES
 
 
 def _decayed(q, k, v, log_decay, padding_mask, segment_ids):

@@ -20,7 +20,7 @@ FORMS = {
 }
 LAYERS = {"gla": GatedLinearAttention, "retention": Retention}
 LAYOUTS = ("whole", "padded", "packed")
-MILD, STRONG = -0.5, -6.0  # of the strongest log decay: within half a chunk, a decay above e^-40, and below it
+MILD, STRONG = -0.05, -6.0  # of the strongest log decay: most of a state passes a chunk, or hardly anything does
 
 
 def drawn(name, n, s=16, e=32, strongest=MILD):
@@ -68,7 +68,7 @@ def test_in_bfloat16_it_is_as_exact_as_the_einsums(name, strongest, interpreted)
 def test_a_document_sees_nothing_of_another(name, interpreted):
     arrays, masked = drawn(name, 70), {"segment_ids": np.repeat([[1, 2, 3]], [5, 40, 25], axis=1).repeat(B, axis=0)}
     found = []
-    for scale in (1, 1e6):
+    for scale in (1, 1e15):
         arrays["k"][:, :5] *= scale  # a leak of e^-41 would show
         tensors = backends.tensors({**arrays, **masked}, "float32")
         found.append(backends.to_numpy(FORMS[name][0](**tensors)))
@@ -123,10 +123,9 @@ def test_one_line_says_what_it_needs():
             layer(heads=2, implementation="pallas")(x, training=True)
         with pytest.raises(ValueError, match=rf"{title}: implementation must be one of auto, xla, pallas, got 'cuda'"):
             layer(implementation="cuda")
-        narrow = {"gla": "keys of 8 and values of 16", "retention": "keys of 8 and values of 16"}[name]
-        heads = {"gla": 4, "retention": 8}[name]
-        with pytest.raises(ValueError, match=f"multiples of 16 wide, got float32, {narrow}"):
-            layer(heads=heads, implementation="pallas")(x, training=True)
+        narrow = layer(heads={"gla": 4, "retention": 8}[name], implementation="pallas")
+        with pytest.raises(ValueError, match="multiples of 16 wide, got float32, keys of 8 and values of 16"):
+            narrow(x, training=True)
     with pytest.raises(ValueError, match="implementation 'pallas' needs gates 'key', got 'both'"):
         GatedLinearAttention(gates="both", implementation="pallas")
     GatedLinearAttention(heads=2, gates="both")(x, training=True)
@@ -150,7 +149,11 @@ def test_a_layer_on_a_gpu_trains_with_it_as_with_einsums(name, b, n, layout, lay
     assert all(error["pallas"][key] < BFLOAT16_FACTOR * e for key, e in error["xla"].items()), error
 
 
+@pytest.mark.skipif(tiers.ON_JAX, reason="it was measured in TensorFlow")
 def test_auto_takes_it_where_it_was_measured_to_be_faster():
-    gated = lambda b, n, dtype="bfloat16": decayed.sizes((b, n, 4, 192), 96, False, dtype)  # noqa: E731
-    assert all(map(decayed.is_faster, [gated(8, 8192), gated(128, 512)]))
-    assert not any(map(decayed.is_faster, [gated(1, 512), gated(8, 8192, "float32")]))
+    of = lambda b, n, heads, s, e, dtype="bfloat16": decayed.sizes((b, n, heads, e), s, False, dtype)  # noqa: E731
+    measured = [of(8, 8192, 12, 64, 64), of(128, 512, 12, 64, 64), of(8, 8192, 4, 96, 192), of(1, 65_536, 4, 192, 384)]
+    assert all(map(decayed.is_faster, measured))
+    others = [of(8, 8192, 4, 96, 192, "float32"), of(8, 4096, 4, 96, 192), of(8, 8192, 4, 256, 512)]
+    others += [of(8, 8192, 4, 80, 160), of(8, 8192, 48, 16, 16)]
+    assert not any(map(decayed.is_faster, others))
