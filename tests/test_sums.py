@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from keras import ops
 
-from kernels_xla.common import accumulate
+from kernels_xla.common import accumulate, chunking
 from kernels_xla.common.chunking import GROUP, sum_of_earlier, sum_of_later
 from kernels_xla.common.sharding import by_device, divided
+from tests import tiers
 from tests.backends import to_numpy
 from tests.numerics import FLOAT32, relative_error
 
@@ -36,6 +37,23 @@ def test_a_chunk_of_one_document_reads_all_earlier_ones_across_groups():
     x = np.random.default_rng(1).normal(size=[2, CHUNKS, 3]).astype("float32")
     got = to_numpy(sum_of_earlier(ops.convert_to_tensor(x)))
     assert relative_error(got, np.cumsum(x, axis=1) - x) < FLOAT32
+
+
+@pytest.mark.skipif(tiers.ON_JAX, reason="JAX knows every length")
+def test_an_unknown_number_of_chunks_costs_no_more_than_a_known_one(monkeypatch):
+    import tensorflow as tf
+
+    sizes, product = [], chunking._triangular
+    monkeypatch.setattr(chunking, "GROUP", 4)
+    monkeypatch.setattr(
+        chunking, "_triangular", lambda x, *given: (sizes.append(ops.shape(x)[-2]), product(x, *given))[1]
+    )
+    traced = tf.function(lambda x: (sum_of_earlier(x), [*sizes])).get_concrete_function(tf.TensorSpec((2, None, 3)))
+    for chunks, groups in ((0, 0), (1, 1), (3, 1), (11, 3)):
+        x = np.random.default_rng(1).normal(size=[2, chunks, 3]).astype("float32")
+        got, found = traced(tf.constant(x))
+        assert np.allclose(got, np.cumsum(x, axis=1) - x, atol=1e-5)
+        assert sorted(int(size) for size in found) == sorted((groups, min(max(chunks, 1), 4)))
 
 
 @pytest.mark.parametrize(("devices", "chunks"), [(3, 6), (8, 8), (2, 2 * 257), (2, 4 * GROUP), (4, 7)])

@@ -14,6 +14,7 @@ from flash_tf.exporting import lite
 from flash_tf.exporting.readers import IdReader, TextReader
 from flash_tf.exporting.signatures import Limits, Served, ServedCausalLM, ServedMaskedLM, signature, spelled
 from flash_tf.exporting.tasks import SERVED
+from flash_tf.layers.traced_once import forward_only
 from flash_tf.registry import mixer_name
 from flash_tf.training import run_directory
 from flash_tf.training.restore import Trained
@@ -135,10 +136,13 @@ def _write(run, folder, options, report):
     signatures = {}
     for name, (function, specs) in made.endpoints().items():
         report(f"tracing {name}")
-        signatures[name] = signature(name, function, specs)
+        with forward_only():
+            signatures[name] = signature(name, function, specs)
     default = next(iter(signatures))
     report(f"writing {len(signatures)} signatures")
-    tf.saved_model.save(made, str(folder), signatures={"serving_default": signatures[default], **signatures})
+    signed = {"serving_default": signatures[default], **signatures}
+    forward = tf.saved_model.SaveOptions(experimental_custom_gradients=False)  # a server takes no gradients
+    tf.saved_model.save(made, str(folder), signatures=signed, options=forward)
     extra.mkdir()
     (extra / run_directory.CONFIG).write_text(configs.dump(run.config))
     (extra / run_directory.VERSIONS).write_text(json.dumps(run_directory.versions(), indent=2) + "\n")

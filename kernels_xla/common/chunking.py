@@ -12,10 +12,10 @@ from kernels_xla.common.spec import Tensor
 GROUP = 256  # chunks in one triangular product; up to about 200 it costs no more than reading and writing them
 
 
-def _group(chunks: int | None) -> int:
+def _group(chunks: int) -> int:
     """Chunks in one triangular product. A group lies on one device, so that devices exchange sums of groups alone."""
     devices = token_parts()
-    if devices == 1 or chunks is None or chunks % devices or chunks == devices:
+    if devices == 1 or chunks % devices or chunks == devices:
         return GROUP
     share = chunks // devices
     size = max(size for size in range(1, GROUP + 1) if share % size == 0)
@@ -88,7 +88,8 @@ def _directed(x, reads, read, later):
 def _others(x, reads=None, read=None, later=False):
     """`_directed` on `[b, g, f]`."""
     chunks = x.shape[1]
-    group = _group(chunks)
+    # Of an unknown number of chunks at most so many are in a group: a short text would pay for the zeros behind it.
+    group = _group(chunks) if chunks is not None else ops.minimum(ops.maximum(ops.shape(x)[1], 1), GROUP)
     if chunks is not None and chunks <= group:
         return _triangular(x, reads, read, later)
     grouped = fold(x, group)  # [b, m, group, f]
