@@ -16,6 +16,16 @@ def interpreted(name, m, *tensors):
     return [ops.convert_to_tensor(np.asarray(x)) for x in found]
 
 
+def by_implementation(layer, x_shape, **options):
+    """A layer with fused kernels and without, with the same weights, by its `implementation`."""
+    keras.utils.set_random_seed(0)
+    made = {value: layer(implementation=value, name="mixer", **options) for value in ("xla", "pallas")}
+    for one in made.values():
+        one.build(x_shape)
+        one.set_weights(made["xla"].get_weights())
+    return made
+
+
 def step(layer, x, masked=None, compiled=False):
     """The output of a training step, and the gradients of the input and of each weight, by name."""
     weights = {f"w{i}": weight.value for i, weight in enumerate(layer.trainable_variables)}

@@ -1,6 +1,5 @@
 """Fused linear attention with decay is the einsums' function, in value and every gradient. Pallas interprets it."""
 
-import keras
 import numpy as np
 import pytest
 from keras import ops
@@ -10,7 +9,7 @@ from kernels_pallas import decay_kernels, decayed, programs
 from kernels_xla import gla, retention
 from kernels_xla.common import nvidia
 from tests import backends, tiers
-from tests.fused import step
+from tests.fused import by_implementation, step
 from tests.numerics import ALIVE, BFLOAT16_FACTOR, FLOAT32, errors, masks, relative_error
 
 B, H = 2, 2
@@ -91,27 +90,12 @@ def test_a_chunk_with_mild_decays_takes_one_product_for_all_pairs(interpreted, m
     assert error[MILD] < FLOAT32 < ALIVE < error[STRONG], error
 
 
-@pytest.fixture
-def layers():
-    """A layer with fused kernels and without, with the same weights, by its `implementation`."""
-
-    def make(name, x_shape, **options):
-        keras.utils.set_random_seed(0)
-        made = {value: LAYERS[name](implementation=value, name="mixer", **options) for value in ("xla", "pallas")}
-        for layer in made.values():
-            layer.build(x_shape)
-            layer.set_weights(made["xla"].get_weights())
-        return made
-
-    return make
-
-
 @tiers.full_on_jax
 @pytest.mark.parametrize("name", FORMS)
-def test_a_layer_trains_with_it_as_with_einsums(name, layers, interpreted, monkeypatch):
+def test_a_layer_trains_with_it_as_with_einsums(name, interpreted, monkeypatch):
     monkeypatch.setattr(programs, "obstacle", lambda names, m: None)
     x = ops.convert_to_tensor(np.random.default_rng(0).normal(size=(2, 13, 64)), "float32")
-    made = layers(name, x.shape, heads=2)
+    made = by_implementation(LAYERS[name], x.shape, heads=2)
     found = {value: step(layer, x) for value, layer in made.items()}
     assert max(errors(found["pallas"], found["xla"]).values()) < FLOAT32
     monkeypatch.setattr(programs, "run", None)  # whoever calls it, fails
@@ -141,16 +125,16 @@ def test_one_line_says_what_it_needs():
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("b", "n"), [(8, 2048), (2, 1001)])
 @pytest.mark.parametrize("name", FORMS)
-def test_a_layer_on_a_gpu_trains_with_it_as_with_einsums(name, b, n, layout, layers):
+def test_a_layer_on_a_gpu_trains_with_it_as_with_einsums(name, b, n, layout):
     x = ops.cast(np.random.default_rng(0).normal(size=(b, n, 768)), "bfloat16")
-    made = layers(name, x.shape, dtype="bfloat16")
+    made = by_implementation(LAYERS[name], x.shape, dtype="bfloat16")
     own = made["xla"].sizes()
     m = decayed.sizes((b, n, own["h"], own["e"]), own["s"], made["xla"].shared, "bfloat16")
     if (found := decayed.obstacle(m)) is not None:
         pytest.skip(f"the kernels need {found}")
     masked = backends.tensors(masks(layout, b, n), "float32")
     found = {value: step(layer, x, masked, compiled=True) for value, layer in made.items()}
-    exact = step(layers(name, x.shape)["xla"], ops.cast(x, "float32"), masked, compiled=True)
+    exact = step(by_implementation(LAYERS[name], x.shape)["xla"], ops.cast(x, "float32"), masked, compiled=True)
     error = {value: errors(found[value], exact) for value in found}
     assert all(error["pallas"][key] < BFLOAT16_FACTOR * e for key, e in error["xla"].items()), error
 

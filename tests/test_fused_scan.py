@@ -3,7 +3,6 @@
 import functools
 import re
 
-import keras
 import numpy as np
 import pytest
 from keras import ops
@@ -13,7 +12,7 @@ from kernels_pallas import mamba, programs
 from kernels_xla.common import nvidia
 from kernels_xla.mamba.selective_scan import selective_scan
 from tests import backends, tiers
-from tests.fused import step
+from tests.fused import by_implementation, step
 from tests.numerics import ALIVE, BFLOAT16_FACTOR, FLOAT32, errors, masks
 
 B, E, S = 2, 32, 4
@@ -69,26 +68,11 @@ def test_the_backward_pass_makes_its_states_from_the_upstream_gradient_on(interp
     assert np.isnan(given["scan_states"][2]).all()  # of a, which alone depends on it
 
 
-@pytest.fixture
-def layers():
-    """The layer with fused kernels and without, with the same weights, by its `implementation`."""
-
-    def make(x_shape, **options):
-        keras.utils.set_random_seed(0)
-        made = {name: Mamba(implementation=name, name="mixer", **options) for name in ("xla", "pallas")}
-        for layer in made.values():
-            layer.build(x_shape)
-            layer.set_weights(made["xla"].get_weights())
-        return made
-
-    return make
-
-
 @tiers.full_on_jax
-def test_a_layer_trains_with_it_as_with_einsums(layers, interpreted, monkeypatch):
+def test_a_layer_trains_with_it_as_with_einsums(interpreted, monkeypatch):
     monkeypatch.setattr(programs, "obstacle", lambda names, m: None)
     x = ops.convert_to_tensor(np.random.default_rng(0).normal(size=(2, 13, 16)), "float32")
-    made = layers(x.shape, state_size=4)
+    made = by_implementation(Mamba, x.shape, state_size=4)
     found = {name: step(layer, x) for name, layer in made.items()}
     assert max(errors(found["pallas"], found["xla"]).values()) < FLOAT32
     monkeypatch.setattr(programs, "run", None)  # whoever calls it, fails
@@ -115,14 +99,17 @@ def test_one_line_says_what_it_needs():
 @pytest.mark.skipif((nvidia.capability() or (0, 0)) < nvidia.HOPPER, reason="needs an NVIDIA GPU from Hopper on")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("b", "n"), [(8, 2048), (2, 1001)])  # one part, and two
-def test_a_layer_on_a_gpu_trains_with_it_as_with_einsums(b, n, layout, layers):
+def test_a_layer_on_a_gpu_trains_with_it_as_with_einsums(b, n, layout):
     m = mamba.sizes((b, n, 1536), 16, "bfloat16")
     if (found := mamba.obstacle(m)) is not None:
         pytest.skip(f"the kernels need {found}")
     x = ops.cast(np.random.default_rng(0).normal(size=(b, n, 768)), "bfloat16")
     masked = backends.tensors(masks(layout, b, n), "float32")
-    found = {name: step(layer, x, masked, compiled=True) for name, layer in layers(x.shape, dtype="bfloat16").items()}
-    exact = step(layers(x.shape)["xla"], ops.cast(x, "float32"), masked, compiled=True)
+    found = {
+        name: step(layer, x, masked, compiled=True)
+        for name, layer in by_implementation(Mamba, x.shape, dtype="bfloat16").items()
+    }
+    exact = step(by_implementation(Mamba, x.shape)["xla"], ops.cast(x, "float32"), masked, compiled=True)
     error = {name: errors(found[name], exact) for name in found}
     assert all(error["pallas"][k] < BFLOAT16_FACTOR * e for k, e in error["xla"].items()), error
 

@@ -11,8 +11,8 @@ from kernels_xla.common.spec import Tensor
 class DecayedMixer(LinearMixer):
     """A mixer whose training step may run fused kernels, by its `implementation`.
 
-    A subclass has `implementation`, and sets `fused`, a function of `kernels_pallas.decayed`, and `shared`, whether all
-    channels of a head share one decay.
+    A subclass has `implementation`. It sets `fused`, a function of `kernels_pallas.decayed` as a static method, and
+    `shared`, whether all channels of a head share one decay.
     """
 
     fused: Callable[..., Tensor]
@@ -26,7 +26,7 @@ class DecayedMixer(LinearMixer):
     def mix(self, inputs: dict, training: bool | None, **masks: Tensor | None) -> Tensor:
         v = inputs["v"]
         if training and self._runs_fused(tuple(v.shape[:2]), v.dtype):
-            return type(self).fused(**inputs, **masks)
+            return self.fused(**inputs, **masks)
         return super().mix(inputs, training, **masks)
 
     def check_training(self, b: int, n: int) -> None:

@@ -198,3 +198,19 @@ def test_an_export_says_what_it_is(exported):
         "gives": {"logits": "float32 [?, ?, 100]"},
     }
     assert list(about["signatures"])[0] == ("generate" if about["model"] == "causal_lm" else "fill_mask")
+
+
+def test_a_deep_model_has_the_program_of_one_block_and_answers_as_python(tmp_path, ask):
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    nodes = {}
+    for depth in (3, 6):
+        model_dir = models.directory(tmp_path / f"run{depth}", {**SECTIONS["causal-flash"], "depth": depth})
+        run, _ = models.exported(model_dir, tmp_path / f"out{depth}", ids_only=True)
+        saved = saved_model_pb2.SavedModel.FromString((tmp_path / f"out{depth}" / "saved_model.pb").read_bytes())
+        library = saved.meta_graphs[0].graph_def.library
+        assert not library.gradient and not library.registered_gradients
+        nodes[depth] = sum(len(function.node_def) for function in library.function)
+    assert nodes[6] < 1.3 * nodes[3], nodes
+    [answer] = ask(tmp_path / "out6", [("logits", {"ids": IDS}, None)])
+    assert relative_error(answer["logits"], to_numpy(run.model(IDS))) < FLOAT32

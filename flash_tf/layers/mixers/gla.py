@@ -65,7 +65,7 @@ class GatedLinearAttention(DecayedMixer):
 
     causal_only = True
     most_heads = 4
-    fused, shared = gated_linear_attention, False
+    fused, shared = staticmethod(gated_linear_attention), False
 
     def __init__(
         self,

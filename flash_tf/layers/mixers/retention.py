@@ -67,7 +67,7 @@ class Retention(DecayedMixer):
 
     causal_only = True
     most_heads = 4
-    fused, shared = decayed.retention, True
+    fused, shared = staticmethod(decayed.retention), True
 
     def __init__(
         self,
