@@ -9,7 +9,8 @@ after it. A `[c, c]` are the weights of a chunk's pairs:
 If all channels of a head share a decay, A are the scores q k^T times the decays between tokens. Else each channel has
 its own, and the decay exp(b[i] - b[j]) of a pair is a factor of i and a factor of j:
 
-- In a chunk with mild decays the factors are relative to its middle token. No factor is above e^40.
+- In a chunk with mild decays the factors are relative to its middle token. No factor is above e^40. A document that
+  begins in the chunk has a decay below e^-40 before it, which is not mild.
 - Otherwise a pair i > j is taken in the part of the chunk whose halves i and j are on either side of, with factors
   relative to the first token of the second half. No exponent is above 0. In a part, tokens of the second half are
   queries and the others keys. So one matrix X has both, and X X^T are the weights of all parts of one size.
@@ -44,7 +45,7 @@ def plan(name: str, m: Decayed, interpret: bool) -> Plan:
     """
     del interpret
     kernel, grid, warps = PLANS[name](m)
-    stages = 3 if name in ("decayed_sums", "value_sums", "key_sums") else 1
+    stages = 3 if name in ("pairs", "decayed_sums", "value_sums", "key_sums") else 1
     return Plan(functools.partial(kernel, m=m), grid, warps, stages, {0: 0} if "entering" in name else {})
 
 
@@ -55,6 +56,11 @@ def _wide(x):
 def _dot(a, b):
     precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None  # else Triton rounds to 11 bits
     return jnp.dot(a, b, precision=precision, preferred_element_type=jnp.float32)
+
+
+def _times(x, factor):
+    """A factor of a product: x times decays, rounded."""
+    return (_wide(x) * factor).astype(x.dtype)
 
 
 def _decay(log):
@@ -77,10 +83,10 @@ def _chunk():
     return first, pl.ds(first, C), first + C - 1
 
 
-def _keys(m, first, head, tile):
-    """The columns of a tile of a head's keys, and the rows of its states."""
-    chunk, column = lax.div(first, jnp.int32(C)), head * m.s + tile * m.keys
-    return pl.ds(column, m.keys), pl.ds(chunk * m.heads * m.s + column, m.keys)
+def _keys(size, m, first, head, tile):
+    """The columns of a tile of a head's keys, of that size, and the rows of its states."""
+    chunk, column = lax.div(first, jnp.int32(C)), head * m.s + tile * size
+    return pl.ds(column, size), pl.ds(chunk * m.heads * m.s + column, size)
 
 
 def _log(m, b, at, head, cols):
@@ -99,19 +105,21 @@ def _between(b, rows, head):
     return _decay(-jnp.abs(since[:, None] - since[None]))
 
 
-def _by_strength(b, first, cols, mild, strong):
-    """`mild(factors of queries, of keys)` if no decay since the chunk's middle token, or until it, is 0.
+def _furthest(b, first, cols):
+    """The strongest log decay from a chunk's start to its middle token, or from there to its end, without its sign."""
+    middle, end = b[first + C // 2, cols], b[first + C - 1, cols]
+    return jnp.max(jnp.maximum(-middle, middle - end))
 
-    Else it is `strong()`.
-    """
-    middle = b[first + C // 2, cols]
-    furthest = jnp.maximum(jnp.abs(b[first, cols] - middle), jnp.abs(b[first + C - 1, cols] - middle))
 
-    def relative():
-        log = b[pl.ds(first, C), cols] - middle[None]
-        return mild(jnp.exp(log), jnp.exp(-log))
+def _by_strength(furthest, mild, strong):
+    """`mild()` if no decay from a chunk's start to its middle token or from there to its end is 0, else `strong()`."""
+    return lax.cond(furthest < -LEAST, mild, strong)
 
-    return lax.cond(jnp.max(furthest) < -LEAST, relative, strong)
+
+def _of_middle(b, first, cols):
+    """The decays of a chunk's tokens since its middle one, and their inverses."""
+    log = b[pl.ds(first, C), cols] - b[first + C // 2, cols][None]
+    return jnp.exp(log), jnp.exp(-log)
 
 
 def _over_halves(m, first, cols, q, k, b, step, carry):
@@ -145,53 +153,54 @@ def _columns(m):
 
 def _pairs(q, k, b, a, *, m):
     head, (first, rows, _), (i, j) = pl.program_id(0), _chunk(), _pairs_of_tokens()
+    at = lambda tile: _keys(m.keys, m, first, head, tile)[0]  # noqa: E731
 
-    def product(tile, total):
-        cols, _ = _keys(m, first, head, tile)
+    def alike(tile, total):
+        cols = at(tile)
         return total + _dot(q[rows, cols], k[rows, cols].T)
 
-    def decayed(tile, carry):
-        total, own = carry
-        cols, _ = _keys(m, first, head, tile)
+    def mild(tile, total):
+        cols = at(tile)
+        queries, keys = _of_middle(b, first, cols)
+        return total + _dot(_times(q[rows, cols], queries), _times(k[rows, cols], keys).T)
+
+    def strong(tile, total):
+        cols = at(tile)
         of_q, of_k = _wide(q[rows, cols]), _wide(k[rows, cols])
+        total = total + jnp.where(i == j, jnp.sum(of_q * of_k, axis=1)[:, None], 0.0)
+        add = lambda taken, queries, factor, x, total: total + jnp.where(taken, _dot(x, x.T), 0.0)  # noqa: E731
+        return _over_halves(m, first, cols, of_q, of_k, b, add, total)
 
-        def mild(queries, keys):
-            return total + _dot((of_q * queries).astype(m.dtype), (of_k * keys).astype(m.dtype).T)
-
-        def strong():
-            add = lambda taken, queries, factor, x, total: total + jnp.where(taken, _dot(x, x.T), 0.0)  # noqa: E731
-            return _over_halves(m, first, cols, of_q, of_k, b, add, total)
-
-        return _by_strength(b, first, cols, mild, strong), own + jnp.sum(of_q * of_k, axis=1)
-
-    total, tiles = jnp.zeros((C, C), jnp.float32), m.s // m.keys
+    tiles = m.s // m.keys
+    over = lambda step: _over(tiles, step, jnp.zeros((C, C), jnp.float32))  # noqa: E731
     if m.shared:
-        total = jnp.where(i >= j, _over(tiles, product, total) * _between(b, rows, head), 0.0)
+        total = over(alike) * _between(b, rows, head)
     else:
-        total, own = _over(tiles, decayed, (total, jnp.zeros((C,), jnp.float32)))
-        total = jnp.where(i > j, total, jnp.where(i == j, own[:, None], 0.0))
-    a[rows, pl.ds(head * C, C)] = total.astype(a.dtype)
+        furthest = _over(tiles, lambda tile, x: jnp.maximum(x, _furthest(b, first, at(tile))), jnp.float32(0.0))
+        total = _by_strength(furthest, lambda: over(mild), lambda: over(strong))
+    a[rows, pl.ds(head * C, C)] = jnp.where(i >= j, total, 0.0).astype(a.dtype)
 
 
 def _across(m, x, b, rows, last, head, cols, queries):
     """Queries with their decay since the chunk's start, or keys with their decay until its end."""
     since = _log(m, b, rows, head, cols)
     log = since if queries else _log(m, b, last, head, cols)[None] - since
-    return (_wide(x[rows, cols]) * _decay(log)).astype(x.dtype)
+    return _times(x[rows, cols], _decay(log))
 
 
 def _added(x, y, b, sums, *, m, later=False):
-    size = _added_columns(m)
+    size = _value_columns(m)
     tile, of_values = _parts(pl.program_id(0), m.e // size)
     head, tile = _parts(tile, m.s // m.keys)
     first, rows, last = _chunk()
-    cols, states = _keys(m, first, head, tile)
+    cols, states = _keys(m.keys, m, first, head, tile)
     values = y[rows, pl.ds(head * m.e + of_values * size, size)]
-    found = _dot(_across(m, x, b, rows, last, head, cols, later).T, values)
+    x = _across(m, x, b, rows, last, head, cols, later)
+    found = _dot(x.T, values) if m.keys >= 64 else _dot(values.T, x).T  # a fast product has 64 rows
     sums[states, pl.ds(of_values * size, size)] = found.astype(sums.dtype)
 
 
-def _added_columns(m):
+def _value_columns(m):
     return block(m.e, 128)
 
 
@@ -220,15 +229,16 @@ def _state_tile(m):
 
 
 def _sums(x, y, b, a, states, out, *, m, later=True):
-    head, tile = _parts(pl.program_id(0), m.e // m.values)
+    size = _value_columns(m)
+    head, tile = _parts(pl.program_id(0), m.e // size)
     first, rows, last = _chunk()
-    of_values, cols = pl.ds(tile * m.values, m.values), pl.ds(head * m.e + tile * m.values, m.values)
+    of_values, cols = pl.ds(tile * size, size), pl.ds(head * m.e + tile * size, size)
 
     def step(tile, total):
-        of_keys, of_states = _keys(m, first, head, tile)
+        of_keys, of_states = _keys(m.keys, m, first, head, tile)
         return total + _dot(_across(m, x, b, rows, last, head, of_keys, later), states[of_states, of_values])
 
-    total = _over(m.s // m.keys, step, jnp.zeros((C, m.values), jnp.float32))
+    total = _over(m.s // m.keys, step, jnp.zeros((C, size), jnp.float32))
     weights = a[rows, pl.ds(head * C, C)]
     out[rows, cols] = (total + _dot(weights if later else weights.T, y[rows, cols])).astype(out.dtype)
 
@@ -247,56 +257,99 @@ def _pairs_gradient(v, dout, b, both, *, m):
 
 
 def _key_sums(q, k, v, b, dout, states, later, both, dq, dk, dlog, *, m):
-    head, tile = _parts(pl.program_id(0), m.s // m.keys)
-    (first, rows, last), (i, j) = _chunk(), _pairs_of_tokens()
-    cols, of_states = _keys(m, first, head, tile)
+    size = _key_columns(m)
+    head, tile = _parts(pl.program_id(0), m.s // size)
+    first, rows, last = _chunk()
+    cols, of_states = _keys(size, m, first, head, tile)
+    left, right, whole = _of_other_chunks(m, v, dout, states, later, head, rows, of_states)
+    pairs, q, k = both[rows, pl.ds(head * C, C)], q[rows, cols], k[rows, cols]
+    own, end = _log(m, b, rows, head, cols), _log(m, b, last, head, cols)
 
-    def across(tile, carry):
+    def mild():
+        middle = b[first + C // 2, cols]
+        missing = _decay(middle)[None], _decay(end - middle)[None]
+        return _direct(pairs, q, k, _of_middle(b, first, cols), left, right, missing)
+
+    def strong():
+        of_q, of_k, since, until = _wide(q), _wide(k), _decay(own), _decay(end[None] - own)
+        same = jnp.sum(_wide(_only(lambda i, j: i == j, pairs)), axis=1)[:, None]  # these have no decay
+        of_later = _wide(_times(k, until)) * right
+
+        def add(taken, queries, factor, x, carry):
+            of_queries, of_keys, change = carry
+            found = _dot(jnp.where(taken, pairs, jnp.zeros((), pairs.dtype)), x)
+            own, found = _wide(x) * found, found * factor
+            of_queries, of_keys = of_queries + jnp.where(queries, found, 0.0), of_keys + jnp.where(queries, 0.0, found)
+            return of_queries, of_keys, change + jnp.where(queries, own, -own)
+
+        change = _wide(_times(q, since)) * left - of_later
+        carry = left * since + same * of_k, right * until + same * of_q, change
+        return *_over_halves(m, first, cols, of_q, of_k, b, add, carry), of_later
+
+    if m.shared:
+        one = jnp.ones((1, 1), jnp.float32)
+        found = _direct(pairs, q, k, (one, one), left, right, (_decay(own), _decay(end[None] - own)))
+    else:
+        found = _by_strength(_furthest(b, first, cols), mild, strong)
+    of_queries, of_keys, change, of_later = found
+    dq[rows, cols], dk[rows, cols] = of_queries.astype(dq.dtype), of_keys.astype(dk.dtype)
+    whole = whole * _decay(end) + jnp.sum(of_later, axis=0)  # of all later decays' logarithms
+    if m.shared:  # and summed over the tiles outside
+        whole, change = jnp.sum(whole), jnp.sum(change, axis=1)
+        dlog[tile, rows, head] = whole + jnp.sum(change) - jnp.cumsum(change, axis=0) + change
+    else:
+        dlog[rows, cols] = (whole + jnp.sum(change, axis=0))[None] - jnp.cumsum(change, axis=0) + change
+
+
+def _of_other_chunks(m, v, dout, states, later, head, rows, of_states):
+    """The products dO H^T and V D^T, without decays, and H times D, summed over a head's values."""
+
+    def step(tile, carry):
         left, right, whole = carry
         of_values, at = pl.ds(tile * m.values, m.values), pl.ds(head * m.e + tile * m.values, m.values)
         state, after = states[of_states, of_values], later[of_states, of_values]
         whole = whole + jnp.sum(_wide(state) * _wide(after), axis=1)
         return left + _dot(dout[rows, at], state.T), right + _dot(v[rows, at], after.T), whole
 
-    empty = jnp.zeros((C, m.keys), jnp.float32)
-    left, right, whole = _over(m.e // m.values, across, (empty, empty, jnp.zeros((m.keys,), jnp.float32)))
-    of_q, of_k = _wide(q[rows, cols]), _wide(k[rows, cols])
-    own, end = _log(m, b, rows, head, cols), _log(m, b, last, head, cols)
-    left, right = left * _decay(own), right * _decay(end[None] - own)
-    whole = whole * _decay(end) + jnp.sum(of_k * right, axis=0)  # of all later decays' logarithms
-    pairs = both[rows, pl.ds(head * C, C)]
-    none = jnp.zeros((), pairs.dtype)
+    empty = jnp.zeros((C, of_states.size), jnp.float32)
+    return _over(m.e // m.values, step, (empty, empty, jnp.zeros((of_states.size,), jnp.float32)))
 
-    upper, lower = jnp.where(i < j, pairs, none), jnp.where(i > j, pairs, none)
 
-    def mild(queries, keys):
-        x, y = (of_q * queries).astype(m.dtype), (of_k * keys).astype(m.dtype)
-        return left + _dot(lower, y) * queries, right + _dot(upper, x) * keys
+def _direct(pairs, q, k, factors, left, right, missing):
+    """The gradients of a chunk whose pairs are one product.
 
-    def inside(taken, queries, factor, x, carry):
-        found = _dot(jnp.where(taken, pairs, none), x) * factor
-        return carry[0] + jnp.where(queries, found, 0.0), carry[1] + jnp.where(queries, 0.0, found)
+    Args:
+      pairs: Their gradients, and the transpose.
+      q: Queries.
+      k: Keys.
+      factors: The decays that q and k have in the product.
+      left: What the chunk's queries get from earlier chunks, without decays.
+      right: What its keys get from later ones.
+      missing: The decays of both that `factors` lack.
 
-    strong = lambda: _over_halves(m, first, cols, of_q, of_k, b, inside, (left, right))  # noqa: E731
-    if m.shared:
-        left, right = left + _dot(lower, k[rows, cols]), right + _dot(upper, q[rows, cols])
-    else:
-        left, right = _by_strength(b, first, cols, mild, strong)
-    # A pair i = j has no decay. Its parts would cancel here up to rounding alone, so they come afterwards.
-    change = of_q * left - of_k * right
-    if m.shared:  # and summed over the tiles outside
-        whole, change = jnp.sum(whole), jnp.sum(change, axis=1)
-        dlog[tile, rows, head] = whole + jnp.sum(change) - jnp.cumsum(change, axis=0) + change
-    else:
-        dlog[rows, cols] = (whole + jnp.sum(change, axis=0))[None] - jnp.cumsum(change, axis=0) + change
-    same = jnp.sum(_wide(jnp.where(i == j, pairs, none)), axis=1)[:, None]
-    dq[rows, cols] = (left + same * of_k).astype(dq.dtype)
-    dk[rows, cols] = (right + same * of_q).astype(dk.dtype)
+    Returns:
+      dq, dk, q dq - k dk, and the part of k dk from later chunks.
+    """
+    x, y = (_times(own, factor) for own, factor in zip((q, k), factors, strict=True))
+    of_later = right * missing[1]
+    of_queries = left * missing[0] + _dot(_only(lambda i, j: i >= j, pairs), y)
+    of_keys = of_later + _dot(_only(lambda i, j: i <= j, pairs), x)
+    # q dq and k dk cancel, so they take the factors as the product has them, rounded.
+    x, y = _wide(x), _wide(y)
+    return of_queries * factors[0], of_keys * factors[1], x * of_queries - y * of_keys, y * of_later
+
+
+def _only(which, pairs):
+    return jnp.where(which(*_pairs_of_tokens()), pairs, jnp.zeros((), pairs.dtype))
+
+
+def _key_columns(m):
+    return m.keys if m.shared else block(m.s, 32)  # with a decay for each channel, 64 do not fit into registers
 
 
 # For each kernel, of the sizes: the function, its grid, and the warps of a program.
 _GRID = lambda m, tiles: (m.heads * tiles, m.rows * m.chunks)  # noqa: E731
-_ADDED = lambda m: _GRID(m, m.s // m.keys * (m.e // _added_columns(m)))  # noqa: E731
+_ADDED = lambda m: _GRID(m, m.s // m.keys * (m.e // _value_columns(m)))  # noqa: E731
 _STATES = lambda m: (m.e // _state_tile(m)[1], m.heads * m.s // _state_tile(m)[0], m.rows)  # noqa: E731
 PLANS = {
     "decays": lambda m: (_decays, (m.decays // _columns(m), m.rows * m.chunks), 2),
@@ -305,8 +358,8 @@ PLANS = {
     "added_later": lambda m: (functools.partial(_added, later=True), _ADDED(m), 4),
     "entering": lambda m: (_entering, _STATES(m), 1),
     "entering_later": lambda m: (functools.partial(_entering, later=True), _STATES(m), 1),
-    "decayed_sums": lambda m: (_sums, _GRID(m, m.e // m.values), 4),
-    "value_sums": lambda m: (functools.partial(_sums, later=False), _GRID(m, m.e // m.values), 4),
+    "decayed_sums": lambda m: (_sums, _GRID(m, m.e // _value_columns(m)), 4),
+    "value_sums": lambda m: (functools.partial(_sums, later=False), _GRID(m, m.e // _value_columns(m)), 4),
     "pairs_gradient": lambda m: (_pairs_gradient, _GRID(m, 1), 2),
-    "key_sums": lambda m: (_key_sums, _GRID(m, m.s // m.keys), 4),
+    "key_sums": lambda m: (_key_sums, _GRID(m, m.s // _key_columns(m)), 4),
 }

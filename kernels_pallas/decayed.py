@@ -52,8 +52,7 @@ def gated_linear_attention(
 
     Precision:
       As einsums have, but a decay below e^-40 is 0, and what each chunk adds to the state is rounded to the dtype of
-      `v`. In bfloat16 the gradients of decays that forget within a few tokens are off by 1.0 %, where einsums are off
-      by 0.4 to 0.7 %.
+      `v`.
     """
     check_causal("gla", causal)
     return _decayed(q, k, v, log_decay, padding_mask, segment_ids)
