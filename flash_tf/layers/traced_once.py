@@ -254,6 +254,7 @@ class _Part:
             node = part.node.add()
             node.CopyFrom(op.node_def)
             node.attr.pop("_class", None)  # names of neighbours, on whatever device
+            node.attr.pop("_gradient_op_type", None)  # of a custom gradient, which nobody takes through the copy
             inputs = [name for name in node.input if not name.startswith("^") or name[1:] in own]
             del node.input[:]
             node.input.extend(inputs)

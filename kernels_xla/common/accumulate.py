@@ -6,6 +6,7 @@
 import keras
 from keras import ops
 
+from kernels_xla.common import nvidia
 from kernels_xla.common.spec import Tensor
 
 
@@ -26,3 +27,14 @@ def einsum(equation: str, x: Tensor, y: Tensor) -> Tensor:
 
         return jnp.einsum(equation, x, y, preferred_element_type=dtype)
     return ops.einsum(equation, ops.cast(x, dtype), ops.cast(y, dtype))
+
+
+def weighted_sum(w: Tensor, x: Tensor) -> Tensor:
+    """The sum over m of w x, in the dtype of `w`: `[..., m]`, `[..., m, e]` -> `[..., e]`, for one row of weights.
+
+    XLA fuses the terms into their sum, and the sum into its neighbours. Without XLA the terms would be written, so
+    there it is a product, in the dtype of `x`.
+    """
+    if nvidia.xla_compiles():
+        return ops.sum(w[..., None] * ops.cast(x, w.dtype), axis=-2)
+    return ops.cast(ops.einsum("...m,...me->...e", ops.cast(w, x.dtype), x), w.dtype)

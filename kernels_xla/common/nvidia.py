@@ -1,4 +1,4 @@
-"""What an NVIDIA GPU alone can run: how capable it is, and programs with its kernels as operations of TensorFlow."""
+"""What an NVIDIA GPU alone can run, and whether XLA compiles a program."""
 
 import keras
 from keras import ops
@@ -34,7 +34,7 @@ def whole_gradient(x: Tensor) -> Tensor:
     It is for the result of a projection. Its gradient is read three times: by two products and by the bias's sums. If
     parts of it come from elsewhere, XLA would join them in each reader, and choose a slower product that can.
     """
-    if keras.config.backend() == "jax" or capability() is None or not _compiles():
+    if keras.config.backend() == "jax" or capability() is None or not xla_compiles():
         return x
     return ops.custom_gradient(lambda x: (x, _written))(x)
 
@@ -46,8 +46,10 @@ def _written(x):
     return ops.custom_gradient(lambda x: (xla.optimization_barrier(x)[0], lambda dx: dx))(x)
 
 
-def _compiles():
-    """Whether XLA compiles what TensorFlow traces now."""
+def xla_compiles() -> bool:
+    """Whether XLA compiles what is traced now: always with JAX, in TensorFlow if the function says so."""
+    if keras.config.backend() == "jax":
+        return True
     import tensorflow as tf
     from tensorflow.python.ops import control_flow_util
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from keras import ops
 
+from kernels_xla.common import accumulate
 from kernels_xla.common.accumulate import sum_dtype
 from kernels_xla.common.chunking import edges, fold, unfold
 from kernels_xla.common.masks import attention_mask, documents, zero_outside
@@ -258,5 +259,5 @@ def extend(state, q, k, v, log_decay, weigh, *, chunk_size, valid=None, value_lo
 
 
 def read(total, q, dtype):
-    """Reads a state with one query a row: `[b, h, s, e]`, `[b, 1, h, s]` -> `[b, 1, h, e]`, as a sum that XLA fuses."""
-    return ops.cast(ops.sum(ops.cast(q[:, 0], total.dtype)[..., None] * total, axis=2), dtype)[:, None]
+    """Reads a state with one query a row: `[b, h, s, e]`, `[b, 1, h, s]` -> `[b, 1, h, e]`."""
+    return ops.cast(accumulate.weighted_sum(ops.cast(q[:, 0], total.dtype), total), dtype)[:, None]

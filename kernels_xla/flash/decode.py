@@ -5,7 +5,7 @@ import math
 
 from keras import ops
 
-from kernels_xla.common import accumulate
+from kernels_xla.common import accumulate, nvidia
 from kernels_xla.common.accelerator import on_lite
 from kernels_xla.common.accumulate import sum_dtype
 from kernels_xla.common.chunking import fold, sum_of_earlier, unfold
@@ -112,7 +112,7 @@ def step(state, heads, v, bias, *, chunk_size, valid=None, scale="normalized", c
     """One token of each row. Chunks that it fills stay open: call `flush` before the next token.
 
     On an accelerator it reads the state once, the open chunk only up to the new token, and writes one token of it.
-    Products of one query with many keys are written as sums, because XLA fuses sums with their neighbours.
+    Products of one query with many keys are sums in XLA, which fuses them with their neighbours.
 
     Args:
       state: A state from `initial_state` without a full chunk.
@@ -144,9 +144,9 @@ def step(state, heads, v, bias, *, chunk_size, valid=None, scale="normalized", c
     if bias is not None:
         scores = ops.sum(heads[:, :1] * ops.cast(chunk[:, :, :s], dtype), axis=-1)  # [b, m]
         scores = scores + ops.cast(_from(bias, chunk_size - 1 - fill, slots), dtype)
-        read.append((ops.square(ops.relu(scores)), _up_to(chunk, at)[:, :, h // 2 * s :]))
+        read.append((ops.square(ops.relu(scores)), _up_to(chunk, at), h // 2 * s))
     if "sum" in state:
-        read.append((heads[:, -2], state["sum"]))
+        read.append((heads[:, -2], state["sum"], 0))
     position = position + (1 if valid is None else valid)
     return ops.cast(_weighted_sum(read), v.dtype), {**state, "open": chunk, "position": position}
 
@@ -165,21 +165,24 @@ def _from(table, start, length):
 def _up_to(chunk, fill):
     """`[b, c, w]` with slot `fill [b]` in place of each later slot. That slot is in the cache: half the reads."""
     b, c, width = chunk.shape
-    if b is None or b < FEW:  # there is enough bandwidth
+    if b is None or b < FEW or not nvidia.xla_compiles():  # there is enough bandwidth, or a copy would cost more
         return chunk
     slots = ops.minimum(ops.arange(c, dtype="int32")[None], fill[:, None]) + c * ops.arange(b, dtype="int32")[:, None]
     # XLA reads several numbers at once only with a single index over rows and slots.
     return ops.reshape(ops.take(ops.reshape(chunk, (b * c, width)), slots, axis=0), (b, c, width))
 
 
-def _weighted_sum(pairs):
-    """The sum over pairs (w `[b, m]`, x `[b, m, e]`) of sum over m of w x: `[b, e]`. Each pair has its own m.
+def _weighted_sum(read):
+    """The sum over (w `[b, m]`, x `[b, m, . + e]`, first) of sum over m of w x, from column `first` on: `[b, e]`.
 
-    It is one pass: pieces of a common length are added before the sum over that length.
+    Each has its own m. In XLA it is one pass: pieces of a common length are added before the sum over that length.
     """
+    if not nvidia.xla_compiles():  # a slice would be a copy
+        return sum(accumulate.weighted_sum(w, x)[:, first:] for w, x, first in read)
+    pairs = [(w, x[:, :, first:]) for w, x, first in read]
     length = math.gcd(*(w.shape[1] for w, _ in pairs))
     if sum(w.shape[1] for w, _ in pairs) > MANY * length:
-        return sum(ops.sum(w[:, :, None] * ops.cast(x, w.dtype), axis=1) for w, x in pairs)
+        return sum(accumulate.weighted_sum(w, x) for w, x in pairs)
     pieces = [(w, x, at) for w, x in pairs for at in range(0, w.shape[1], length)]
     terms = sum(w[:, at : at + length, None] * ops.cast(x[:, at : at + length], w.dtype) for w, x, at in pieces)
     b, _, e = terms.shape

@@ -170,3 +170,19 @@ def test_a_step_of_the_compiled_loop_copies_no_buffer_of_the_state(rows):
     assert len(steps) == 1 and len(buffers) == 2  # the loop of steps is the one in which another is, that closes chunks
     assert all(f"f32[{shape}]" in steps[0] for shape in buffers)
     assert not buffers & set(re.findall(r"= \w+\[([\d,]*)\]\S* copy\(", steps[0]))
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="JAX has XLA everywhere")
+def test_a_step_without_xla_multiplies_no_buffer_of_the_state_number_by_number():
+    import tensorflow as tf
+
+    model = model_of("flash")
+    state = begun(model, 3)
+    width = {x.shape[2] for name, x in state.items() if name.endswith("sum")}
+    terms = {}
+    for xla in (False, True):
+        step = tf.function(lambda ids, state: model.extend(ids, state), autograph=False, jit_compile=xla)
+        graph = step.get_concrete_function(ops.zeros((3, 1), "int32"), state).graph
+        shapes = [tuple(op.outputs[0].shape) for op in graph.get_operations() if op.type == "Mul"]
+        terms[xla] = [x for x in shapes if len(x) == 3 and x[0] == 3 and x[1] > 1 and x[2] in width]
+    assert terms[True] and not terms[False], terms
