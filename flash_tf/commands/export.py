@@ -31,6 +31,11 @@ def add_arguments(parser) -> None:
     files.add_argument(
         "--vocabulary-licence", metavar="TEXT", help="a note on the licence for assets.extra/export.json"
     )
+    files.add_argument(
+        "--jit-compile",
+        action="store_true",
+        help="for servers with a GPU: XLA compiles `generate` and `decode_step`, once for each batch size",
+    )
     files.add_argument("--tflite", action="store_true", help="also write model.tflite, for one row, in float32")
     gives_json(parser)
 
@@ -49,6 +54,7 @@ def run(args, log) -> None:
         longest=args.max_length,
         licence=args.vocabulary_licence,
         lite=args.tflite,
+        jit_compile=args.jit_compile,
         **{name: value for name, value in counts.items() if value is not None},
     )
     saved_model.check_folder(args.out)  # before the work
@@ -57,8 +63,14 @@ def run(args, log) -> None:
     progress = log.progress()
     restored = restore(args.model_dir, progress.line, args.checkpoint, threshold(args))
     kind = restored.config.model["type"].removesuffix("_lm")
-    for name, option, takes in (("top_k", "--top-k", "masked"), ("new_tokens", "--max-new-tokens", "causal")):
-        if counts[name] is not None and kind != takes:
+    for option, given, takes in (
+        ("--top-k", args.top_k is not None, "masked"),
+        ("--max-new-tokens", args.max_new_tokens is not None, "causal"),
+        ("--jit-compile", args.jit_compile, "causal"),
+    ):
+        if given and kind != takes:
             raise ValueError(f"{option} is for {takes} models, and {args.model_dir} has a {kind} one")
+        if given and takes == "causal" and (obstacle := restored.model.obstacle):
+            raise ValueError(f"{option} is for models that generate, and this one does not: {obstacle}")
     about = saved_model.export(restored, args.out, options, progress.line)
     show(about if args.json else saved_model.as_text(about, args.out), args.json)

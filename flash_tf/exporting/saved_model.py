@@ -38,6 +38,7 @@ class Options:
       top_k: Candidates of `fill_mask` for each mask.
       licence: Licence of the vocabulary; None states its origin instead.
       lite: Whether to write a TensorFlow Lite file too.
+      jit_compile: Whether XLA compiles `generate` and `decode_step` of a causal model, for servers with a GPU.
     """
 
     ids_only: bool = False
@@ -47,6 +48,7 @@ class Options:
     top_k: int = 5
     licence: str | None = None
     lite: bool = False
+    jit_compile: bool = False
 
     def __post_init__(self):
         counts = {"--max-length": self.longest, "--max-new-tokens": self.new_tokens, "--top-k": self.top_k}
@@ -98,7 +100,7 @@ def served(run: Trained, options: Options) -> Served:
     reader = IdReader(run.tokenizer, limits.longest)
     if not options.ids_only:
         reader = TextReader(run.tokenizer, limits.longest)
-    made = _served_class(run.config.model["type"])(model, run.tokenizer, reader, limits)
+    made = _served_class(run.config.model["type"])(model, run.tokenizer, reader, limits, options.jit_compile)
     made.names = run.config.data.labels
     if "generate" in made.endpoints() and made.bounded and limits.new_tokens >= limits.longest:
         raise ValueError(
@@ -171,6 +173,7 @@ def _about(run, made, options, signatures):
         "step": run.step,
         "precision": options.precision or run.config.train.precision,
         "reads": "ids" if options.ids_only else "text",
+        "jit_compile": options.jit_compile,
         "max_length": made.limits.longest,
         "max_new_tokens": made.limits.new_tokens if "generate" in signatures else None,
         "top_k": made.limits.top_k if "fill_mask" in signatures else None,

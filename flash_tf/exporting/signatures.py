@@ -68,13 +68,14 @@ class Served(tf.Module):
       tokenizer: Its tokenizer.
       reader: Reads requests: `TextReader`, or `IdReader` for an export without the tokenizer.
       limits: Limits of requests.
+      jit_compile: Whether XLA compiles the loop of `generate` and the work of `decode_step`, for each batch size.
     """
 
-    def __init__(self, model: keras.Model, tokenizer: Tokenizer, reader: IdReader, limits: Limits):
+    def __init__(self, model: keras.Model, tokenizer: Tokenizer, reader: IdReader, limits: Limits, jit_compile: bool):
         super().__init__(name="served")
         self.model_weights = {weight.path.replace("/", "."): weight.value for weight in model.weights}
         self._model, self._tokenizer, self._reader, self.limits = model, tokenizer, reader, limits
-        self._ids = IdReader(tokenizer, limits.longest)
+        self._ids, self._jit_compile = IdReader(tokenizer, limits.longest), jit_compile
 
     def endpoints(self) -> dict[str, tuple[Callable, list[tf.TensorSpec]]]:
         """Each signature's function and arguments, the most useful signature first."""
@@ -235,18 +236,25 @@ class ServedCausalLM(Served):
             shape = [batch_size, *spec.shape[1:]]
             same = tf.reduce_all(tf.shape(x) == shape)
             needs.append((same, f"{spec.name} needs the first shape, got the second", shape, tf.shape(x)))
-            if x.dtype.is_floating:
-                finite = tf.math.is_finite(x)
-                bad = tf.size(x) - tf.math.count_nonzero(finite, dtype=tf.int32)
-                needs.append((bad == 0, f"{spec.name} must be finite, got numbers that are not:", bad))
         needs.append((tf.reduce_all(position >= 0), "position must not be negative, got", position))
         if self.bounded:
             room = tf.reduce_all(position < self.limits.longest)
             needs.append((room, f"the state has room for {self.limits.longest} tokens, got texts with", position))
         # Reading a cache begins with the positions, so they wait for the checks too.
         token, position = (checked(x, *needs) for x in (token, position))
-        logits, state = self.step(token, *state[:-1], position)
-        return {"logits": logits, **self.named(state)}
+        logits, after, wrong = self._compiled(self._checked_step)(token, *state[:-1], position)
+        names = [spec.name for spec in self.state_specs() if spec.dtype.is_floating]
+        finite = [
+            (count == 0, f"{name} must be finite, got numbers that are not:", count)
+            for name, count in zip(names, tf.unstack(wrong, len(names)), strict=True)
+        ]
+        return {"logits": checked(logits, *finite), **self.named(after)}
+
+    def _checked_step(self, token, *state):
+        """`step`, and for each entry of the state that has floats the number of those that are not finite, int32."""
+        floats = [x for x in state if x.dtype.is_floating]
+        wrong = [tf.size(x) - tf.math.count_nonzero(tf.math.is_finite(x), dtype=tf.int32) for x in floats]
+        return *self.step(token, *state), tf.stack(wrong)
 
     def step(self, token, *state):
         """`decode_step` without checks: logits `[b, V]`, and the state under the model's names."""
@@ -267,13 +275,23 @@ class ServedCausalLM(Served):
             room = longest + steps <= self.limits.longest, self._no_room, longest
             batch = batch._replace(ids=checked(batch.ids, room), lengths=checked(batch.lengths, room))
         logits, state = self._read(batch)
-        chosen = continuation(self._model, logits, state, steps, lambda logits, _: tf.argmax(logits, -1), (stop,))
+        chosen = self._compiled(self._continuation)(logits, state)
         ended = tf.cumsum(tf.cast(chosen == stop, tf.int32), axis=1) > 0
         chosen = tf.where(ended, self._tokenizer.pad_id, chosen)
         if not self.writes:
             return {"ids": chosen}
         whole = self._reader.write(tf.concat([batch.ids, chosen], axis=1))
         return {"text": whole, "continuation": self._reader.write(chosen), "ids": chosen}
+
+    def _continuation(self, logits, state):
+        """The likeliest tokens after logits `[b, V]` and a state, `[b, k]`, undefined after the end of a document."""
+        likeliest = lambda logits, _: tf.argmax(logits, -1)  # noqa: E731
+        steps, stop = self.limits.new_tokens, self._tokenizer.eos_id
+        return continuation(self._model, logits, state, steps, likeliest, (stop,))
+
+    def _compiled(self, function):
+        """The function, which XLA compiles if the export says so. It compiles no check, so those stay outside."""
+        return tf.function(function, autograph=False, jit_compile=True) if self._jit_compile else function
 
     @property
     def _no_room(self):

@@ -98,6 +98,11 @@ BAD = {
         ["--max-new-tokens", "3"],
         "--max-new-tokens is for causal models, and",
     ),
+    "steps that XLA compiles, of a model without": (
+        "model",
+        ["--jit-compile"],
+        "--jit-compile is for causal models, and",
+    ),
     "a bucket": ("model", ["gs://there"], "flash-tf export needs a local folder"),
 }
 
@@ -127,6 +132,16 @@ def test_more_new_tokens_than_a_cache_holds_are_refused(tmp_path):
     learned = models.directory(tmp_path / "learned", SECTIONS["causal-transformer"])
     with pytest.raises(ValueError, match="reads at most 40 tokens, got a max length of 41"):
         models.exported(learned, tmp_path / "out", longest=41)
+    assert not (tmp_path / "out").exists()
+
+
+def test_options_for_generation_are_refused_for_a_model_that_does_not_generate(tmp_path):
+    section = SECTIONS["causal-flash_quad"]
+    model_dir = models.directory(tmp_path, {**section, "mixer": {**section["mixer"], "divisor": "length"}})
+    for option in (["--jit-compile"], ["--max-new-tokens", 3]):
+        status, shown, err = runs.command(tmp_path, "export", model_dir, tmp_path / "out", *option)
+        said = f"{option[0]} is for models that generate, and this one does not: divisor 'length' is not known before"
+        assert (status, shown) == (1, "") and err == f"flash-tf: {said} the text ends\n"
     assert not (tmp_path / "out").exists()
 
 

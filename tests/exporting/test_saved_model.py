@@ -200,17 +200,39 @@ def test_an_export_says_what_it_is(exported):
     assert list(about["signatures"])[0] == ("generate" if about["model"] == "causal_lm" else "fill_mask")
 
 
-def test_a_deep_model_has_the_program_of_one_block_and_answers_as_python(tmp_path, ask):
+@pytest.mark.parametrize("name", tiers.thinned(["causal-flash", "causal-flash_quad"], "causal-flash"))
+def test_xla_compiles_the_steps_of_an_export_that_says_so_and_it_answers_as_python(tmp_path, ask, name):
+    model_dir, out = models.directory(tmp_path / "run", SECTIONS[name]), tmp_path / "out"
+    run, about = models.exported(model_dir, out, ids_only=True, jit_compile=True)
+    assert about["jit_compile"]
+    assert sum(function.attr["_XlaMustCompile"].b for function in library(out).function) == 2
+    step = lambda column, before: ("decode_step", {"token": IDS[:, column]}, before)  # noqa: E731
+    generate, prefill = ("generate", {"ids": PADDED}, None), ("prefill", {"ids": IDS[:, :9]}, None)
+    answer, _, one, bad, other = ask(out, [generate, prefill, step(9, 1), ("decode_step", {}, 1), step(10, 2)])
+    prompts = [row[:length] for row, length in zip(IDS, LENGTHS, strict=True)]
+    chosen = run.model.generate(prompts, models.NEW, stop_tokens=[run.tokenizer.eos_id])
+    assert [[token for token in row if token] for row in answer["ids"].tolist()] == chosen
+    assert isinstance(bad, str)
+    for got, tokens in ((one, 10), (other, 11)):
+        assert relative_error(got["logits"], to_numpy(run.model(IDS[:, :tokens]))[:, -1]) < FLOAT32
+
+
+def library(folder):
+    """The functions of a SavedModel's program, and their gradients."""
     from tensorflow.core.protobuf import saved_model_pb2
 
+    saved = saved_model_pb2.SavedModel.FromString((folder / "saved_model.pb").read_bytes())
+    return saved.meta_graphs[0].graph_def.library
+
+
+def test_a_deep_model_has_the_program_of_one_block_and_answers_as_python(tmp_path, ask):
     nodes = {}
     for depth in (3, 6):
         model_dir = models.directory(tmp_path / f"run{depth}", {**SECTIONS["causal-flash"], "depth": depth})
         run, _ = models.exported(model_dir, tmp_path / f"out{depth}", ids_only=True)
-        saved = saved_model_pb2.SavedModel.FromString((tmp_path / f"out{depth}" / "saved_model.pb").read_bytes())
-        library = saved.meta_graphs[0].graph_def.library
-        assert not library.gradient and not library.registered_gradients
-        ops = [node for function in library.function for node in function.node_def]
+        saved = library(tmp_path / f"out{depth}")
+        assert not saved.gradient and not saved.registered_gradients
+        ops = [node for function in saved.function for node in function.node_def]
         assert not any("_gradient_op_type" in node.attr for node in ops)  # whoever loads one is warned
         nodes[depth] = len(ops)
     assert nodes[6] < 1.3 * nodes[3], nodes

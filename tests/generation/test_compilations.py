@@ -71,21 +71,29 @@ def compilations(kind, dumped):
     return found
 
 
-def served(name, dumped):
-    """Programs after each token that an exported model's `decode_step` reads, within a program of the user's."""
+def served(name, dumped, jit_compile):
+    """Programs after each token that an exported model's `decode_step` reads, and after its `generate`, twice.
+
+    XLA compiles them if the export says so, else a program of the user's around `decode_step`.
+    """
     from tests.exporting import models  # which other children of this module do without: it takes seconds
 
-    run, _ = models.exported(models.directory(Path(dumped, "run"), models.sections()[name]), Path(dumped, "out"))
+    model_dir = models.directory(Path(dumped, "run"), models.sections()[name])
+    run, _ = models.exported(model_dir, Path(dumped, "out"), ids_only=True, jit_compile=jit_compile)
     loaded, found = tf.saved_model.load(f"{dumped}/out"), []  # kept: its signatures do not keep it
-    signatures = loaded.signatures
-    step = tf.function(lambda **given: signatures["decode_step"](**given), autograph=False, jit_compile=True)
-    state = signatures["initial_state"](batch_size=tf.constant(2))
+    step = signature = loaded.signatures["decode_step"]
+    if not jit_compile:
+        step = tf.function(lambda **given: signature(**given), autograph=False, jit_compile=True)
+    state = loaded.signatures["initial_state"](batch_size=tf.constant(2))
     for token in range(4, 16):  # across the end of a chunk
         state = dict(step(token=tf.constant([token, 5]), **state))
         logits = state.pop("logits").numpy()
         found.append(programs(dumped))
     assert state["position"].numpy().tolist() == [12, 12]
     want = run.model(np.array([range(4, 16), [5] * 12]))[:, -1]
+    for prompt in ([[5, 6, 7], [8, 9, 10]], [[11, 12, 13, 14, 15], [6, 7, 0, 0, 0]]):
+        loaded.signatures["generate"](ids=tf.constant(prompt))
+        found.append(programs(dumped))
     return found, relative_error(logits, want)
 
 
@@ -104,7 +112,10 @@ def test_xla_compiles_no_program_again_for_another_position_prompt_length_or_see
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["causal-flash", "causal-flash_quad"])  # a state of one size, and a cache that grows
-def test_xla_compiles_a_step_of_an_exported_model_once(name, tmp_path):
-    found, error = runs.in_child(flagged, served, name, str(tmp_path))
-    assert len(found) == 12 and found[1] > 0 and set(found[1:]) == {found[1]}, found
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_xla_compiles_a_step_of_an_exported_model_once(name, jit_compile, tmp_path):
+    of = functools.partial(served, jit_compile=jit_compile)
+    (first, *steps, one, other), error = runs.in_child(flagged, of, name, str(tmp_path))
+    assert len(steps) == 11 and steps[0] > 0 and set(steps) == {steps[0]}, (first, steps)
+    assert one == other and (one > steps[0]) == jit_compile, (steps, one, other)
     assert error < FLOAT32
