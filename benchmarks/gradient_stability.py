@@ -53,7 +53,7 @@ def _parser():
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gradient_stability", description=__doc__.splitlines()[0]
     )
-    parser.add_argument("runs", nargs="+", metavar="[LABEL=]RUN_DIR")
+    parser.add_argument("runs", nargs="+", metavar="[LABEL=]RUN")
     parser.add_argument(
         "--from", dest="first", type=int, default=1, metavar="STEP", help="leave out the steps before this one"
     )

@@ -2,7 +2,7 @@
 
     python -m benchmarks.kernels
     KERAS_BACKEND=jax python -m benchmarks.kernels --kernel flash --tokens 4096
-    python -m benchmarks.kernels --kernel linear --vary form chunks cumsum matmul
+    python -m benchmarks.kernels --kernel linear_attention --vary form chunks cumsum matmul
 
 The kernels are the ones that the contract tests find, and the attention of cosFormer and FAVOR+. A kernel that differs
 from its reference is not timed.

@@ -16,6 +16,7 @@ FEWEST = 192  # programs of what was timed; rows are parted for so many, each pa
 SHORTEST = 128
 PROGRAMS = 1536  # and on for so many, each part of LONG tokens: 15.0 ms on an H200 where 384 programs take 17.2
 LONG = 2048
+WIDE, MANY = 1536, 32_768  # the fewest channels and tokens of what was timed beside einsums
 LOCAL = 16  # parts that pass their states one after another
 
 
@@ -82,11 +83,14 @@ def obstacle(m: Scan) -> str | None:
 
 
 def is_faster(m: Scan) -> bool:
-    """Whether the fused kernels are faster than einsums, by what was measured at a few sizes.
+    """Whether the fused kernels are faster than einsums, by what was measured in TensorFlow.
 
-    These were 1,536 channels of 16 states, for 128 x 512, 8 x 8,192 and 1 x 65,536 tokens.
+    These were 1,536 channels of 16 states, for 128 x 512, 8 x 8,192, 4 x 8,192 and 1 x 65,536 tokens. More channels are
+    more programs of the same kind.
     """
-    return m.channels == 32 and m.s == 16 and m.programs >= FEWEST
+    return (
+        keras.config.backend() == "tensorflow" and m.s == 16 and m.channels == 32 and m.e >= WIDE and m.tokens >= MANY
+    )
 
 
 def _flat(m, x, dt, a, b, c, on):

@@ -54,7 +54,7 @@ def takes_overrides(group) -> None:
 def takes_model(parser) -> None:
     """A trained model, and which of its checkpoints."""
     group = parser.add_argument_group("model")
-    group.add_argument("model_dir", metavar="MODEL_DIR", help="the folder of the run")
+    group.add_argument("model_dir", metavar="RUN", help="the folder of the run")
     group.add_argument(
         "--checkpoint",
         type=_checkpoint,

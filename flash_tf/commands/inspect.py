@@ -19,7 +19,7 @@ def add_arguments(parser) -> None:
     )
     maps.add_argument("--start", type=whole, default=0, metavar="I", help="the first token on the axes (default 0)")
     maps.add_argument("--tokens", type=whole, metavar="N", help="tokens on the axes, 40 at most")
-    gives_json(parser, "write the pictures here (default MODEL_DIR/pictures)")
+    gives_json(parser, "write the pictures here (default RUN/pictures)")
 
 
 def run(args, log) -> None:

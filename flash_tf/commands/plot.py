@@ -10,8 +10,8 @@ from flash_tf.commands import gives_json, show
 
 def add_arguments(parser) -> None:
     runs = parser.add_argument_group("runs")
-    runs.add_argument("runs", metavar="RUN_DIR", nargs="+", help="the folder of a run; LABEL=RUN_DIR names its curve")
-    gives_json(parser, "write the pictures here (default RUN_DIR/pictures, for several runs ./pictures)")
+    runs.add_argument("runs", metavar="RUN", nargs="+", help="the folder of a run; LABEL=RUN names its curve")
+    gives_json(parser, "write the pictures here (default RUN/pictures, for several runs ./pictures)")
 
 
 def run(args, log) -> None:

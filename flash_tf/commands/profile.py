@@ -14,15 +14,13 @@ MODES = ("train", "prefill", "decode")
 
 def add_arguments(parser) -> None:
     group = parser.add_argument_group("config or model")
-    group.add_argument("config", metavar="CONFIG_OR_MODEL_DIR", help="a config's file or name, or the folder of a run")
+    group.add_argument("config", metavar="CONFIG_OR_RUN", help="a config's file or name, or the folder of a run")
     takes_overrides(group)
     step = parser.add_argument_group("steps")
     step.add_argument("--mode", choices=MODES, default="train", help="the kind of step (default train)")
     step.add_argument("--steps", type=whole, default=10, metavar="N", help="steps to capture (default 10)")
     step.add_argument("--batch", type=whole, metavar="N", help="texts in a step of prefill or decode (default 1)")
-    gives_json(
-        parser, "keep the trace and latency.json here (default MODEL_DIR/profile; for a config they are not kept)"
-    )
+    gives_json(parser, "keep the trace and latency.json here (default RUN/profile; for a config they are not kept)")
 
 
 def run(args, log) -> None:

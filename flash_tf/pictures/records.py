@@ -117,7 +117,7 @@ def read_all(places: Sequence[str]) -> list[Run]:
     runs = [read(folder, label or names[path]) for path, (label, folder) in found.items()]
     labels = [run.label for run in runs]
     if twice := next((label for label in labels if labels.count(label) > 1), None):
-        raise ValueError(f"two runs are called {twice!r}: give them other names, as LABEL=RUN_DIR")
+        raise ValueError(f"two runs are called {twice!r}: give them other names, as LABEL=RUN")
     return runs
 
 
