@@ -137,6 +137,12 @@ def check_names(cls: type, options: Iterable[str], *, where: str) -> dict[str, i
     return parameters
 
 
+def named(cls: type) -> list[str]:
+    """The names of a constructor's arguments, without `*args` and `**kwargs`."""
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [name for name, p in inspect.signature(cls).parameters.items() if p.kind not in several]
+
+
 def check_values(cls: type, options: Mapping[str, Any], *, where: str) -> None:
     """Raises a ValueError if a value has not the annotated type, or is too large a number. See `check_options`."""
     hints = get_type_hints(cls.__init__)

@@ -1,23 +1,29 @@
 """The base of layers and models."""
 
-import inspect
-
-from flash_tf.registry import check_values
+from flash_tf.registry import check_values, named
 
 
 class Base:
     """A base before Keras' own.
 
-    An option of another type than its annotation is a ValueError that names it, as in a config. `trainable=False`,
-    given or read from a file, also holds for the layers that `build` makes. Keras freezes those alone that were there
-    before.
+    An option of another type than its annotation is a ValueError that names it, as in a config. The options that a
+    subclass from elsewhere adds are its own affair. `trainable=False`, given or read from a file, also holds for the
+    layers that `build` makes. Keras freezes those alone that were there before.
+
+    Attributes:
+      given_options: The names of the options of this package that were given to a subclass which does not name them.
     """
 
     def __new__(cls, *args, **kwargs):
-        parameters = inspect.signature(cls).parameters
-        given = {**dict(zip(parameters, args, strict=False)), **kwargs}
-        check_values(cls, {name: x for name, x in given.items() if name in parameters}, where=cls.__name__)
-        return super().__new__(cls, *args, **kwargs)
+        ours = next(one for one in cls.__mro__ if one.__module__.partition(".")[0] == "flash_tf")
+        own, known = named(cls), named(ours)
+        positional = own if len(args) <= len(own) else [*own, *(name for name in known if name not in own)]
+        given = {**dict(zip(positional, args, strict=False)), **kwargs}
+        checked = known if cls is ours else [name for name in known if name not in own]
+        check_values(ours, {name: given[name] for name in checked if name in given}, where=cls.__name__)
+        made = super().__new__(cls, *args, **kwargs)
+        object.__setattr__(made, "given_options", [name for name in known if name in given and name not in own])
+        return made
 
     def _post_build(self):
         super()._post_build()

@@ -1,15 +1,16 @@
 """Helpers of several layers: the paper's initializer, projections, and a layer's options as its config."""
 
 import functools
-import inspect
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import keras
+import numpy as np
 from keras import ops
 from keras.dtype_policies import DTypePolicyMap
 
+from flash_tf.registry import named
 from kernels_xla.common.accelerator import on_tpu
 from kernels_xla.common.nvidia import whole_gradient
 from kernels_xla.common.spec import Tensor
@@ -25,7 +26,7 @@ def normal() -> keras.initializers.Initializer:
 def projection(layer: keras.layers.Layer, width: int, name: str, use_bias: bool = True) -> keras.layers.Dense:
     """A Keras Dense of `layer`, so that `enable_lora` and `quantize("int8")` reach it."""
     return keras.layers.Dense(
-        width, use_bias=use_bias, kernel_initializer=normal(), dtype=layer.dtype_policy, name=name
+        int(width), use_bias=use_bias, kernel_initializer=normal(), dtype=layer.dtype_policy, name=name
     )
 
 
@@ -95,9 +96,22 @@ def check_counts(layer: keras.layers.Layer, **counts: int | None) -> None:
 
 
 def options(layer: keras.layers.Layer) -> dict:
-    """The constructor's arguments, which `layer` keeps under the same names. `get_config` adds them to Keras' own."""
-    own = {name: getattr(layer, name) for name in inspect.signature(type(layer)).parameters if name != "kwargs"}
-    return {**own, **quantized(layer)}
+    """The constructor's arguments, which `layer` keeps under the same names. `get_config` adds them to Keras' own.
+
+    Of a subclass they are its own, and those of its `**kwargs` that a class of this package takes. A subclass adds to
+    `get_config` what it does not keep under the same name.
+    """
+    names = dict.fromkeys([*named(type(layer)), *layer.given_options])
+    return {**{name: _plain(getattr(layer, name)) for name in names if hasattr(layer, name)}, **quantized(layer)}
+
+
+def _plain(value):
+    """A copy in Python's own types, so that an edit of a config leaves the layer as it is."""
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(_plain, value)) if type(value) in (list, tuple) else [_plain(one) for one in value]
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def quantized(layer: keras.layers.Layer) -> dict:

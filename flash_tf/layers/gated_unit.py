@@ -15,7 +15,7 @@ from flash_tf.layers.common import parts_of, projection, width_of
 from flash_tf.layers.kernel_mixer import KernelMixer
 from flash_tf.layers.offset_scale import OffsetScale
 from flash_tf.layers.relative_bias import STARTS, RelativeBias
-from flash_tf.layers.streaming import check_streams, next_positions
+from flash_tf.layers.streaming import check_next, next_positions
 from flash_tf.layers.t5_bias import T5Bias
 from kernels_xla.common.accumulate import sum_dtype
 from kernels_xla.common.rotary import rope_tables, rotate
@@ -159,7 +159,7 @@ class ChunkedUnit(KernelMixer):
         precomputed: dict | None = None,
     ) -> tuple[Tensor, State]:
         """The next tokens of each row; see `flash_tf.layers.mixers`."""
-        check_streams(self, self.obstacle, x, state)
+        valid = check_next(self, self.obstacle, x, state, valid)
         gate, v, z = project(self, x, chunked_shapes(self, x))
         positions = next_positions(state["position"], ops.shape(x)[1]) if positions is None else positions
         if precomputed is None:

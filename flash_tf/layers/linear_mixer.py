@@ -7,7 +7,7 @@ from flash_tf.layers.kernel_mixer import KernelMixer
 from flash_tf.layers.lrpe import LRPE
 from flash_tf.layers.masking import zero_padding
 from flash_tf.layers.positions import token_positions
-from flash_tf.layers.streaming import check_streams, next_positions
+from flash_tf.layers.streaming import check_next, next_positions
 from kernels_xla.common.spec import State, Tensor
 
 
@@ -71,7 +71,7 @@ class LinearMixer(KernelMixer):
         precomputed: dict | None = None,
     ) -> tuple[Tensor, State]:
         """The next tokens of each row; see `flash_tf.layers.mixers`."""
-        check_streams(self, self.obstacle, x, state)
+        valid = check_next(self, self.obstacle, x, state, valid)
         positions = next_positions(state["position"], ops.shape(x)[1]) if positions is None else positions
         inputs, rest = self.enter(x, positions)
         out, state = self.spec.stream.extend(state, **inputs, **self.case, valid=valid)

@@ -68,6 +68,11 @@ class OffsetScale(Base, keras.layers.Layer):
             return scales, ops.zeros_like(scales)
         return scales, ops.stack([ops.cast(beta, dtype) for beta in self.offsets])
 
+    def compute_mask(self, z: Tensor, previous_mask: Tensor | None = None) -> dict[str, Tensor | None]:
+        """The mask of z, for each head."""
+        del z
+        return dict.fromkeys(self.heads, previous_mask)
+
     def compute_output_shape(self, z_shape: tuple) -> dict[str, tuple]:
         return dict.fromkeys(self.heads, z_shape)
 

@@ -5,30 +5,36 @@ from collections.abc import Sequence
 import keras
 from keras import ops
 
+from flash_tf.layers.states import Layout, counts
 from kernels_xla.common.accumulate import sum_dtype
 from kernels_xla.common.spec import Tensor
 
 BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
-def check_streams(
-    mixer: keras.layers.Layer, obstacle: str | None, x: Tensor | None = None, state: dict | None = None
-) -> None:
-    """Raises a ValueError if `mixer` cannot stream, or not from this state.
-
-    Args:
-      mixer: The mixer.
-      obstacle: The reason why it cannot stream, or None.
-      x: The next tokens, `[b, k, d]`, if there are some yet.
-      state: The state before them.
-    """
+def check_streams(mixer: keras.layers.Layer, obstacle: str | None) -> None:
+    """Raises a ValueError if `mixer` cannot stream, for the reason `obstacle` or because it is not built."""
     name = type(mixer).__name__
     if obstacle is not None:
         raise ValueError(f"{name} cannot stream: {obstacle}")
     if not mixer.built:
         raise ValueError(f"{name} must be built before it streams")
-    if x is None:
-        return
+
+
+def check_next(
+    mixer: keras.layers.Layer, obstacle: str | None, x: Tensor, state: dict, valid: Tensor | None
+) -> Tensor | None:
+    """Gives `valid` as int32. Raises a ValueError if `mixer` cannot go on from this state with these tokens.
+
+    Args:
+      mixer: The mixer.
+      obstacle: The reason why it cannot stream, or None.
+      x: The next tokens, `[b, k, d]`.
+      state: The state before them.
+      valid: See `states.counts`.
+    """
+    check_streams(mixer, obstacle)
+    name = type(mixer).__name__
     if len(x.shape) != 3 or x.shape[1] == 0:
         raise ValueError(f"{name} needs the next tokens as [b, k, d] with k of 1 or more, got {tuple(x.shape)}")
     if not isinstance(state, dict):
@@ -36,6 +42,10 @@ def check_streams(
     rows, got = x.shape[0], state["position"].shape[0] if "position" in state else "no such state"
     if None not in (rows, got) and rows != got:
         raise ValueError(f"{name} needs a state of initial_state for {rows} rows, got {got}")
+    if not hasattr(mixer, "state_layout"):
+        mixer.state_layout = Layout(lambda n: mixer.initial_state(1, n if mixer.grows else None))
+    mixer.state_layout.check_entries(name, state, state)
+    return counts(name, valid, rows, x.shape[1])
 
 
 def check_capacity(mixer: keras.layers.Layer, capacity: int | None) -> None:

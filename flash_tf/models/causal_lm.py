@@ -10,10 +10,10 @@ from keras import ops
 from flash_tf.generation import Generator
 from flash_tf.generation.beam import BeamSearch
 from flash_tf.generation.samplers import Sampler
+from flash_tf.layers.states import Layout, counts
 from flash_tf.layers.streaming import joined, next_positions, normalized, split
 from flash_tf.layers.traced_once import TracedOnce, apart
 from flash_tf.models.language_model import MODELS, LanguageModel, unpack
-from flash_tf.models.states import Layout
 from kernels_xla.common.spec import State, Tensor
 
 UNSETTLED = " \t\r\n\ufffd"  # at the end of a text, the next token may change these
@@ -134,6 +134,7 @@ class CausalLM(LanguageModel):
         if "position" not in state or state["position"].shape != (rows,):
             given = state["position"].shape[0] if "position" in state else "no state of initial_state"
             raise ValueError(f"{self.name} needs a state of as many rows as there are token_ids, {rows}, got {given}")
+        valid = counts(self.name, valid, rows, token_ids.shape[1])
         self._layout.check(self.name, state, token_ids.shape[1], valid, self.longest)
         states = self._split(state)
         if token_ids.shape[1] == 1 and precomputed is None:

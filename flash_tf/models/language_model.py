@@ -29,6 +29,7 @@ MOST = {"vocabulary_size": 2**31 - 1, "width": 2**31 - 1, "depth": 1024}  # ids 
 MODELS = Registry("model", folder="flash_tf.models", common=("name", "dtype"))
 
 
+@keras.saving.register_keras_serializable("flash_tf")
 class TokenEmbedding(keras.layers.ReversibleEmbedding):
     """An embedding that casts rows after the lookup, so that the table's gradient is summed in the table's dtype."""
 
@@ -274,12 +275,18 @@ class LanguageModel(Base, Recomputed, keras.Model):
         masks = {"padding_mask": padding_mask, "segment_ids": segment_ids}
         if positions is None:
             positions = token_positions(token_ids, segment_ids) + runtime_zero(token_ids)
+        if token_type_ids is not None and self.token_types is None:
+            raise ValueError(f"{self.name} reads token_type_ids only with the option token_types, got token_types=None")
+        if not self.built:
+            self.build()
         x = self.embed(token_ids, positions, token_type_ids)
         mixers = self._check_prefix(prefix_mask)
+        # Keras would pass a None on, also to layers of a caller, in place of what the caller's own call was given.
+        mode = {} if training is None else {"training": training}
 
         def call(block, x):
             prefix = {"prefix_mask": prefix_mask} if block.inner in mixers else {}
-            return block(x, **masks, **prefix, positions=positions, training=training)
+            return block(x, **masks, **prefix, positions=positions, **mode)
 
         stride, segment = len(self.blocks) // self.depth, len(self.blocks) // len(listed(self.mixer))
         loop = bool(training) and all(block.remat for block in self.blocks)
@@ -335,12 +342,14 @@ class LanguageModel(Base, Recomputed, keras.Model):
 
     @property
     def backbone(self) -> Backbone:
-        """What `encode` computes, as a layer of another Keras model. It shares the weights; each call gives a layer."""
-        return Backbone(self)
+        """What `encode` computes, as a layer of another Keras model, which shares the weights."""
+        if "_backbone" not in vars(self):
+            object.__setattr__(self, "_backbone", Backbone(self))  # Keras would count it as a part of its own model
+        return self._backbone
 
     def __dir__(self) -> list[str]:
-        """All attributes but `backbone`: Keras saves by a walk over them, and a backbone leads back to its model."""
-        return [name for name in super().__dir__() if name != "backbone"]
+        """All attributes but the backbone: Keras saves by a walk over them, and a backbone leads back to its model."""
+        return [name for name in super().__dir__() if name not in ("backbone", "_backbone")]
 
     @property
     def kinds(self) -> list[dict]:

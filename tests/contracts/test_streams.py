@@ -327,6 +327,30 @@ def test_the_state_of_a_model_is_flat_and_has_the_bytes_that_it_says(kind):
 
 
 @tiers.full_on_jax
+@pytest.mark.parametrize("kind", KEPT)
+def test_a_layer_refuses_counts_and_states_that_it_cannot_have(kind):
+    options = {name: value for name, value in SMALL.items() if name in inspect.signature(MIXERS.get(kind)).parameters}
+    layer, x = built(MIXERS.get(kind), {**options, "causal": True}), ops.convert_to_tensor(normal(B, 3, D))
+    state = start(layer)
+    for valid, said in (
+        (np.full(B, 4), "got 3 tokens a row: valid needs 0 to 3, got 4 to 4"),
+        (np.full(B, -1), "valid needs 0 to 3, got -1 to -1"),
+        (np.ones(1, "int32"), f"needs valid as integers, one for each of {B} rows, got int32 .1."),
+        (np.ones((B, 3), bool), f"needs valid as integers, one for each of {B} rows, got bool"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            layer.extend(x, state, valid=valid)
+    want, _ = layer.extend(x, state, valid=np.full(B, 2, "int32"))
+    got, _ = layer.extend(x, state, valid=ops.full((B,), 2, "int64"))
+    assert np.array_equal(to_numpy(got), to_numpy(want))
+    with pytest.raises(ValueError, match="needs a state of its own, with no other, got other"):
+        layer.extend(x, {**state, "other": state["position"]})
+    name = next(name for name, entry in state.items() if len(entry.shape) > 2)
+    with pytest.raises(ValueError, match=f"needs a state of its own, with {name} .b, "):
+        layer.extend(x, {**state, name: state[name][..., 1:]})
+
+
+@tiers.full_on_jax
 def test_a_model_refuses_a_state_that_it_cannot_have():
     with pytest.raises(ValueError, match="GatedAttentionUnit has a state that grows with the text: it needs capacity"):
         model_of("gau").initial_state(B)
@@ -335,7 +359,7 @@ def test_a_model_refuses_a_state_that_it_cannot_have():
     with pytest.raises(ValueError, match="cannot stream: divisor 'length'"):
         model_of("gau", mixer={"type": "gau", "divisor": "length"}).initial_state(B, N)
     model = model_of("flash")
-    with pytest.raises(ValueError, match="got 3 tokens a row: valid needs at most that many, got 9"):
+    with pytest.raises(ValueError, match="got 3 tokens a row: valid needs 0 to 3, got"):
         model.extend(token_ids(B, 3), model.initial_state(B), valid=ops.full((B,), 9, "int32"))
     assert model.extend([[1, 2]], model.initial_state(1))[0].shape == (1, 2, V)
     learned = model_of("gau", position_embedding="learned", max_length=9)

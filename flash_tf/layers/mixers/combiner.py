@@ -10,7 +10,7 @@ from flash_tf.layers.linear_mixer import LinearMixer
 from flash_tf.layers.masking import zero_padding
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero, token_positions
-from flash_tf.layers.streaming import check_streams, kept_dtype, next_positions
+from flash_tf.layers.streaming import check_next, kept_dtype, next_positions
 from kernels_xla import diag_attention as diag
 from kernels_xla.combiner import axial, fixed
 from kernels_xla.common.masks import zero_outside
@@ -184,7 +184,7 @@ class Combiner(LinearMixer):
         """The next tokens of each row; see `flash_tf.layers.mixers`."""
         if self.summaries == "fixed":
             return super().extend(x, state, positions, valid)
-        check_streams(self, self.obstacle, x, state)
+        valid = check_next(self, self.obstacle, x, state, valid)
         positions = next_positions(state["position"], ops.shape(x)[1]) if positions is None else positions
         inputs, _ = self.enter(x, positions)
         new = {"q": inputs["q"], "x": x, "positions": ops.broadcast_to(positions, ops.shape(x)[:2])}

@@ -11,7 +11,7 @@ from flash_tf.layers.fused import check_implementation, runs_fused
 from flash_tf.layers.masking import zero_padding
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero, token_positions
-from flash_tf.layers.streaming import check_streams, kept_dtype
+from flash_tf.layers.streaming import check_next, kept_dtype
 from kernels_pallas import flash as fused
 from kernels_xla.common.spec import State, Tensor
 from kernels_xla.flash import decode
@@ -230,7 +230,7 @@ class MixedChunkAttention(gated_unit.ChunkedUnit):
         """The next tokens of each row; see `flash_tf.layers.mixers`."""
         if not self.token_shift:
             return super().extend(x, state, positions, valid, precomputed)
-        check_streams(self, self.obstacle, x, state)
+        valid = check_next(self, self.obstacle, x, state, valid)
         rest, kept = self._apart(state)
         before, after = convolution.extend({"tokens": kept}, self._first_half(x), *self._taps(x), valid=valid)
         x = self._shifted(x, before)

@@ -8,7 +8,7 @@ from flash_tf.layers.kernel_mixer import KernelMixer
 from flash_tf.layers.masking import check_shape, zero_padding
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero, token_positions
-from flash_tf.layers.streaming import check_streams, next_positions
+from flash_tf.layers.streaming import check_next, next_positions
 from kernels_xla import gau, softmax_attention, softmax_plus
 from kernels_xla.common.rotary import rotary
 from kernels_xla.common.spec import State, Tensor
@@ -168,7 +168,7 @@ class GatedAttentionUnit(KernelMixer):
         precomputed: dict | None = None,
     ) -> tuple[Tensor, State]:
         """The next tokens of each row; see `flash_tf.layers.mixers`."""
-        check_streams(self, self.obstacle, x, state)
+        valid = check_next(self, self.obstacle, x, state, valid)
         u, v, z = gated_unit.project(self, x)
         positions = next_positions(state["position"], ops.shape(x)[1]) if positions is None else positions
         given = (state, *self._rotated(z, positions), self._split(v))

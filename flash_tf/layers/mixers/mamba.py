@@ -9,7 +9,7 @@ from flash_tf.layers.fused import check_implementation, runs_fused
 from flash_tf.layers.linear_mixer import LinearMixer, check_causal
 from flash_tf.layers.masking import zero_padding
 from flash_tf.layers.mixers import MIXERS
-from flash_tf.layers.streaming import check_capacity, check_streams, kept_dtype
+from flash_tf.layers.streaming import check_capacity, check_next, check_streams, kept_dtype
 from kernels_pallas import mamba as fused
 from kernels_xla.common.accumulate import sum_dtype
 from kernels_xla.common.spec import KernelSpec, State, Tensor
@@ -181,7 +181,7 @@ class Mamba(LinearMixer):
         precomputed: dict | None = None,
     ) -> tuple[Tensor, State]:
         """The next tokens of each row; see `flash_tf.layers.mixers`."""
-        check_streams(self, self.obstacle, x, state)
+        valid = check_next(self, self.obstacle, x, state, valid)
         x, z = ops.split(self.in_projection(x), 2, axis=-1)
         weights = (ops.cast(w, x.dtype) for w in (self.conv_weights, self.conv_bias))
         x, after = convolution.extend({"tokens": state["conv"]}, x, *weights, valid=valid)

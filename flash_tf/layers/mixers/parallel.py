@@ -8,7 +8,7 @@ from flash_tf import renamed
 from flash_tf.layers.masking import padding_of
 from flash_tf.layers.mixer import Mixer
 from flash_tf.layers.mixers import MIXERS
-from flash_tf.layers.streaming import check_capacity, check_streams, joined, split
+from flash_tf.layers.streaming import check_capacity, check_next, check_streams, joined, split
 from kernels_xla.common.spec import State, Tensor
 
 
@@ -122,7 +122,7 @@ class Parallel(Mixer):
         precomputed: dict | None = None,
     ) -> tuple[Tensor, State]:
         """The next tokens of each row; see `flash_tf.layers.mixers`."""
-        check_streams(self, self.obstacle, x, state)
+        valid = check_next(self, self.obstacle, x, state, valid)
         precomputed = [None] * len(self.parts) if precomputed is None else precomputed
         ends = [
             part.extend(x, own, positions, valid, made)
