@@ -102,6 +102,8 @@ def served(run: Trained, options: Options) -> Served:
         reader = TextReader(run.tokenizer, limits.longest)
     made = _served_class(run.config.model["type"])(model, run.tokenizer, reader, limits, options.jit_compile)
     made.names = run.config.data.labels
+    if options.jit_compile and "decode_step" not in made.endpoints():
+        raise ValueError(f"XLA compiles the steps of models that generate, got a {run.config.model['type']}")
     if "generate" in made.endpoints() and made.bounded and limits.new_tokens >= limits.longest:
         raise ValueError(
             f"{limits.new_tokens} new tokens and a prompt do not fit {limits.longest} tokens: "

@@ -39,7 +39,7 @@ class LRPE(SameShape, keras.layers.Layer):
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
-        self.supports_masking = True
+        self.supports_masking, self.input_spec = True, keras.layers.InputSpec(ndim=4)
 
     def build(self, x_shape: tuple) -> None:
         s = x_shape[-1]

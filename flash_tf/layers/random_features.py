@@ -41,7 +41,7 @@ class RandomFeatures(Base, keras.layers.Layer):
         super().__init__(**kwargs)
         if count < 1:
             raise ValueError(f"RandomFeatures needs count >= 1, got {count}")
-        self.count, self.supports_masking = count, True
+        self.count, self.supports_masking, self.input_spec = count, True, keras.layers.InputSpec(ndim=4)
 
     def build(self, x_shape: tuple) -> None:
         if self.compute_dtype == "float16":

@@ -38,7 +38,7 @@ class RotaryEmbedding(SameShape, keras.layers.Layer):
         if base <= 1:
             raise ValueError(f"RotaryEmbedding needs base > 1, got {base}")
         self.base = base
-        self.supports_masking = True
+        self.supports_masking, self.input_spec = True, keras.layers.InputSpec(ndim=4)
 
     def call(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         return rotary(x, token_positions(x, positions=positions), base=self.base)

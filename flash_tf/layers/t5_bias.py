@@ -51,6 +51,8 @@ class T5Bias(Base, keras.layers.Layer):
         self.built = True
 
     def call(self, n: int) -> Tensor:
+        if n > self.window:
+            raise ValueError(f"T5Bias has a window of {self.window} positions, got n = {n}")
         at = ops.arange(n, dtype="int32")
         return relative_bias(self.by_distance(), None, at, at)
 

@@ -1,6 +1,7 @@
 """Classification of text pairs with two towers that share weights."""
 
 import keras
+import numpy as np
 from keras import ops
 
 from flash_tf.models.classifier import Classifier
@@ -47,8 +48,8 @@ class Matcher(Classifier):
         ids = given["token_ids"]
         if len(ids.shape) != 3 or ids.shape[1] != 2:
             raise ValueError(f"{self.name} needs two texts a row, token_ids [b, 2, n], got shape {tuple(ids.shape)}")
-        one_by_one = lambda x: None if x is None else ops.reshape(x, (-1, ops.shape(x)[-1]))  # noqa: E731
-        given = {**given, "token_ids": one_by_one(ids), "padding_mask": one_by_one(given["padding_mask"])}
+        pairs = {name: x for name, x in given.items() if len(np.shape(x)) == 3}
+        given |= {name: ops.reshape(x, (-1, ops.shape(x)[-1])) for name, x in pairs.items()}
         means = ops.reshape(self.mean(**given, training=training), (-1, 2, self.width))
         x, y = means[:, 0], means[:, 1]
         return self.outer(self.inner(ops.concatenate([x, y, x * y, x - y], axis=-1)))

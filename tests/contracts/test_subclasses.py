@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from keras import ops
 
-from flash_tf.layers import GLU, MixedChunkAttention, OffsetScale
-from flash_tf.models import CausalLM, MaskedLM
+from flash_tf.layers import GLU, LRPE, MixedChunkAttention, OffsetScale, RandomFeatures, RotaryEmbedding, T5Bias
+from flash_tf.models import CausalLM, MaskedLM, Matcher
 from tests.backends import to_numpy
 
 V, D, N = 50, 16, 9
@@ -164,3 +164,22 @@ def test_every_head_has_the_mask_of_what_it_is_made_of():
     x = keras.layers.Embedding(V, D, mask_zero=True)(np.array([[1, 0]]))
     heads = OffsetScale(["q", "k"])(x)
     assert all(to_numpy(keras.src.backend.get_keras_mask(head)).tolist() == [[True, False]] for head in heads.values())
+
+
+@pytest.mark.parametrize("cls", [LRPE, RandomFeatures, RotaryEmbedding])
+def test_a_layer_of_heads_refuses_a_tensor_without_their_axis(cls):
+    with pytest.raises(ValueError, match="expected ndim=4, found ndim=3"):
+        cls()(np.ones((1, 3, 4), "float32"))
+
+
+def test_a_bias_refuses_more_positions_than_its_window():
+    with pytest.raises(ValueError, match="T5Bias has a window of 8 positions, got n = 12"):
+        T5Bias(window=8)(n=12)
+
+
+def test_both_texts_of_a_pair_have_types():
+    model = Matcher(2, **STACK, max_length=N, token_types=2)
+    pairs, types = np.stack([IDS, IDS[::-1]], axis=1), np.zeros((2, 2, N), "int32")
+    plain = to_numpy(model({"token_ids": pairs}))
+    assert np.array_equal(to_numpy(model({"token_ids": pairs, "token_type_ids": types})), plain)
+    assert not np.allclose(to_numpy(model({"token_ids": pairs, "token_type_ids": types + 1})), plain)
