@@ -98,7 +98,7 @@ def check_counts(layer: keras.layers.Layer, **counts: int | None) -> None:
 def options(layer: keras.layers.Layer) -> dict:
     """The constructor's arguments, which `layer` keeps under the same names. `get_config` adds them to Keras' own.
 
-    Of a subclass they are its own, and those of its `**kwargs` that a class of this package takes. A subclass adds to
+    A subclass has its own arguments, and each of its `**kwargs` that a class of this package takes. It adds to
     `get_config` what it does not keep under the same name.
     """
     names = dict.fromkeys([*named(type(layer)), *layer.given_options])

@@ -31,7 +31,23 @@ MODELS = Registry("model", folder="flash_tf.models", common=("name", "dtype"))
 
 @keras.saving.register_keras_serializable("flash_tf")
 class TokenEmbedding(keras.layers.ReversibleEmbedding):
-    """An embedding that casts rows after the lookup, so that the table's gradient is summed in the table's dtype."""
+    """An embedding that casts rows after the lookup, so that the table's gradient is summed in the table's dtype.
+
+    Args:
+      *args: Passed to `keras.layers.ReversibleEmbedding`, as `**kwargs`.
+      **kwargs: See `*args`.
+
+    Call arguments:
+      inputs: Integers `[b, n]`; in reverse, activations `[b, n, d]`.
+      reverse: Whether it gives logits.
+
+    Returns:
+      Rows of the table `[b, n, d]`; in reverse, products with all rows, `[b, n, V]`.
+
+    Example:
+      >>> TokenEmbedding(100, 16)(ops.zeros((2, 3), "int32")).shape
+      TensorShape([2, 3, 16])
+    """
 
     def add_weight(self, *args, **kwargs) -> keras.Variable:
         return super().add_weight(*args, **{**kwargs, "autocast": False})
