@@ -5,6 +5,7 @@ import pytest
 from keras import ops
 
 from flash_tf.layers import MixedChunkAttention
+from kernels_xla.flash import decode
 from kernels_xla.flash.attention import SPEC, mixed_chunk_attention
 from kernels_xla.gau import gau_attention
 from kernels_xla.softmax_attention import softmax_attention
@@ -169,5 +170,9 @@ def test_a_state_of_other_options_is_refused():
     layer, other = (MixedChunkAttention(**{**LAYER, "overlapping": overlapping}) for overlapping in (False, True))
     for one in (layer, other):
         one.build((1, None, WIDTH))
-    with pytest.raises(ValueError, match="needs a state made with overlapping=False, got one with True"):
+    with pytest.raises(ValueError, match="MixedChunkAttention needs a state of its own, with no closed, got closed"):
         layer.extend(ops.zeros((1, 2, WIDTH)), other.initial_state(1))
+    heads, v = (ops.zeros((1, 2, 8)) for _ in range(2))
+    state = decode.initial_state({"b": 1, "s": 8, "e": 8}, {"chunk_size": 4, "overlapping": True}, "float32")
+    with pytest.raises(ValueError, match="needs a state made with overlapping=False, got one with True"):
+        decode.extend(state, heads, heads, heads, heads, v, chunk_size=4)
