@@ -46,6 +46,7 @@ def test_it_is_the_einsums_in_value_and_every_gradient(name, strongest, layout, 
     assert min(np.count_nonzero(x) / x.size for x in exact.values()) > ALIVE
 
 
+@tiers.full_on_jax
 @pytest.mark.parametrize("name", FORMS)
 def test_heads_of_several_tiles_are_it_too(name, interpreted):
     m = decayed.sizes((B, 37, H, 96), 48, name == "retention", "float32")
@@ -54,6 +55,7 @@ def test_heads_of_several_tiles_are_it_too(name, interpreted):
     assert max(errors(got, exact).values()) < FLOAT32
 
 
+@tiers.full_on_jax
 def test_a_chunk_of_nearly_mild_decays_is_it_too(interpreted):
     arrays = drawn("gla", 128)
     arrays["log_decay"][:], arrays["log_decay"][:, 64] = (
@@ -75,6 +77,7 @@ def test_in_bfloat16_it_is_as_exact_as_the_einsums(name, strongest, interpreted)
     assert all(found[key] < BFLOAT16_FACTOR * least[key] for key in found), (found, least)
 
 
+@tiers.full_on_jax
 @pytest.mark.parametrize("name", FORMS)
 def test_a_document_sees_nothing_of_another(name, interpreted):
     arrays, masked = drawn(name, 70), {"segment_ids": np.repeat([[1, 2, 3]], [5, 40, 25], axis=1).repeat(B, axis=0)}
@@ -86,6 +89,7 @@ def test_a_document_sees_nothing_of_another(name, interpreted):
     assert np.array_equal(found[0][:, 5:], found[1][:, 5:]) and not np.array_equal(found[0][:, :5], found[1][:, :5])
 
 
+@tiers.full_on_jax
 def test_a_chunk_with_mild_decays_takes_one_product_for_all_pairs(interpreted, monkeypatch):
     monkeypatch.setattr(decay_kernels, "_over_halves", lambda *given: given[-1])  # as if no pair had weight
     error = {}
@@ -111,6 +115,7 @@ def test_a_layer_trains_with_it_as_with_einsums(name, interpreted, monkeypatch):
         made["pallas"](x, training=True)
 
 
+@tiers.full_on_jax
 def test_one_line_says_what_it_needs():
     x = ops.ones((1, 16, 64))
     for name, layer in LAYERS.items():

@@ -154,7 +154,7 @@ def worst(found, wanted):
 
 
 OTHERS = ({"remat": True}, TWO_KINDS, {"feedforward": {"type": "mlp"}, "norm": "layer_norm"})
-OPTIONS = [{}, *(pytest.param(options, marks=pytest.mark.full) for options in OTHERS[1:]), OTHERS[0]]
+OPTIONS = [{}, *(pytest.param(options, marks=pytest.mark.full) for options in OTHERS)]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
