@@ -245,8 +245,8 @@ class LanguageModel(Base, Recomputed, keras.Model):
         most = self.max_length if self.position_embedding == "learned" else None
         needs = f"{self.name} has learned positions for max_length"
         x = at_most(self.embedding(at_most(token_ids, most, needs)), most, needs)
-        positions = at_most(positions, most, needs)  # whose lookup could else fail first, and say less
-        x = x if self.position_embedding is None else x + ops.cast(self.positions(positions), x.dtype)
+        if self.position_embedding is not None:  # whose lookup could else fail before the check, and say less
+            x = x + ops.cast(self.positions(at_most(positions, most, needs)), x.dtype)
         if self.token_types is not None:
             types = self.types(ops.zeros_like(token_ids) if token_type_ids is None else token_type_ids)
             x = x + ops.cast(types, x.dtype)  # a quantized embedding gives float32
