@@ -63,14 +63,9 @@ def run(args, log) -> None:
     progress = log.progress()
     restored = restore(args.model_dir, progress.line, args.checkpoint, threshold(args))
     kind = restored.config.model["type"].removesuffix("_lm")
-    for option, given, takes in (
-        ("--top-k", args.top_k is not None, "masked"),
-        ("--max-new-tokens", args.max_new_tokens is not None, "causal"),
-        ("--jit-compile", args.jit_compile, "causal"),
-    ):
-        if given and kind != takes:
-            raise ValueError(f"{option} is for {takes} models, and {args.model_dir} has a {kind} one")
-        if given and takes == "causal" and (obstacle := restored.model.obstacle):
-            raise ValueError(f"{option} is for models that generate, and this one does not: {obstacle}")
+    if args.top_k is not None and kind != "masked":
+        raise ValueError(f"--top-k is for masked models, and {args.model_dir} has a {kind} one")
+    if args.max_new_tokens is not None:
+        saved_model.check_generates(restored.model, "--max-new-tokens")
     about = saved_model.export(restored, args.out, options, progress.line)
     show(about if args.json else saved_model.as_text(about, args.out), args.json)

@@ -83,6 +83,12 @@ def check_folder(out: str) -> None:
     owned_files.check_folder(os.path.expanduser(out), WRITER, _older)
 
 
+def check_generates(model: keras.Model, option: str) -> None:
+    """Raises a ValueError, which names an option that needs it, unless the model can generate."""
+    if model.obstacle is not None:
+        raise ValueError(f"{option} is for models that generate, and this one does not: {model.obstacle}")
+
+
 def _older(folder):
     """The files of an export from before there were manifests, by the names that it gave."""
     about = owned_files.json_of(f"{folder}/{EXTRA}/{ABOUT}")
@@ -96,14 +102,14 @@ def served(run: Trained, options: Options) -> Served:
     limits = Limits(longest, new_tokens, options.top_k)
     if options.top_k > run.tokenizer.vocabulary_size:
         raise ValueError(f"top-k must be at most the vocabulary's {run.tokenizer.vocabulary_size}, got {options.top_k}")
+    if options.jit_compile:
+        check_generates(run.model, "--jit-compile")
     model = in_precision(run.model, options.precision or run.config.train.precision)
     reader = IdReader(run.tokenizer, limits.longest)
     if not options.ids_only:
         reader = TextReader(run.tokenizer, limits.longest)
     made = _served_class(run.config.model["type"])(model, run.tokenizer, reader, limits, options.jit_compile)
     made.names = run.config.data.labels
-    if options.jit_compile and "decode_step" not in made.endpoints():
-        raise ValueError(f"XLA compiles the steps of models that generate, got a {run.config.model['type']}")
     if "generate" in made.endpoints() and made.bounded and limits.new_tokens >= limits.longest:
         raise ValueError(
             f"{limits.new_tokens} new tokens and a prompt do not fit {limits.longest} tokens: "

@@ -96,12 +96,12 @@ BAD = {
     "an option of other models": (
         "model",
         ["--max-new-tokens", "3"],
-        "--max-new-tokens is for causal models, and",
+        "--max-new-tokens is for models that generate, and this one does not: it is not causal",
     ),
     "steps that XLA compiles, of a model without": (
         "model",
         ["--jit-compile"],
-        "--jit-compile is for causal models, and",
+        "--jit-compile is for models that generate, and this one does not: it is not causal",
     ),
     "a bucket": ("model", ["gs://there"], "flash-tf export needs a local folder"),
 }
@@ -142,7 +142,7 @@ def test_options_for_generation_are_refused_for_a_model_that_does_not_generate(t
         status, shown, err = runs.command(tmp_path, "export", model_dir, tmp_path / "out", *option)
         said = f"{option[0]} is for models that generate, and this one does not: divisor 'length' is not known before"
         assert (status, shown) == (1, "") and err == f"flash-tf: {said} the text ends\n"
-    with pytest.raises(ValueError, match="XLA compiles the steps of models that generate, got a causal_lm"):
+    with pytest.raises(ValueError, match="--jit-compile is for models that generate"):
         models.exported(model_dir, tmp_path / "out", jit_compile=True)
     assert not (tmp_path / "out").exists()
 
