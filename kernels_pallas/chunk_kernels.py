@@ -10,6 +10,8 @@ A `[c, c]` are the weights of a chunk's pairs, Q and K `[c, t]` its queries and 
     O = [A Q] X    Y = U O    dV = [A; K^T]^T Z    [dA dQ; dK^T .] = Z X^T
 
 The last product is an einsum, outside. Y / u is O sigmoid(u), so the backward pass needs no O.
+
+GAU is one chunk, the row, without sums: t is 0, X is V and Z is G U. `pair_kernels` has its A and dA.
 """
 
 import functools
@@ -30,10 +32,10 @@ def plan(name: str, m: Chunks, interpret: bool) -> Plan:
 
     Args:
       name: "values": (p, bias, K) -> X. "gated": (p, bias, [A Q], X) -> Y. "gate_gradient": (p, bias, Y, dY) -> du in
-        its columns of dp, Z without D, sums of du. "gate_sums": (Z, [A Q]) -> Z. "value_gradient": (p, bias, [A Q], K,
-        Z, dp) -> dp with dv, sums of dv. "sums" and "sums_gradient": (X or Z, enters, leaves) -> the same tensor, with
-        sums over chunks in place of each chunk's own; they follow "values" and "gate_sums" unless `summed_inside`. p
-        `[tokens, 2e + s]` is the in-projection without its bias.
+        its columns of dp, Z without D, sums of du. "gate_sums": (Z, [A Q]) -> Z. "value_gradient": (p, bias, [A Q], Z,
+        dp, and K where t > 0) -> dp with dv, sums of dv. "sums" and "sums_gradient": (X or Z, enters, leaves) -> the
+        same tensor, with sums over chunks in place of each chunk's own; they follow "values" and "gate_sums" unless
+        `summed_inside`. p `[tokens, 2e + s]` is the in-projection without its bias.
       m: Sizes.
       interpret: Whether Pallas' interpreter runs it.
     """
@@ -157,6 +159,8 @@ def _product(m, steps, step):
 def _gated(p, bias, aq, x, y, *, m, sigmoid):
     size, depth = block(m.c, 128), block(m.c | m.t, 64)
     chunk, at, tile, col = _tile(m)
+    if m.causal:  # the tiles that see most first, so that the last programs are short
+        tile, at = tile + m.c // size - 1 - 2 * at, m.c // size - 1 - at
     rows, cols = pl.ds(tile * size, size), pl.ds(col, m.columns)
     seen = (at + 1) * (size // depth)  # blocks of keys that a causal tile sees
     hidden = m.c // depth - seen if m.causal else 0
@@ -170,15 +174,17 @@ def _gated(p, bias, aq, x, y, *, m, sigmoid):
     y[rows, cols] = (u * sigmoid(u) * out).astype(y.dtype)
 
 
-def _value_gradient(p, bias, aq, k, z, dp_in, dp, sums, *, m, sigmoid):
+def _value_gradient(p, bias, aq, z, dp_in, *rest, m, sigmoid):
     del dp_in  # the same memory as dp
+    *k, dp, sums = rest
     size, depth = block(m.c, 128), block(m.c | m.t, 64)
     chunk, at, tile, col = _tile(m)
     rows, cols, of_v = pl.ds(tile * size, size), pl.ds(col, m.columns), pl.ds(m.e + col, m.columns)
     hidden = at * (size // depth) if m.causal else 0  # blocks of queries that see nothing of a causal tile
 
     def across(i, total):
-        return total + _dot(k[rows, pl.ds(i * depth, depth)], z[pl.ds(chunk * m.depth + m.c + i * depth, depth), cols])
+        sums = pl.ds(chunk * m.depth + m.c + i * depth, depth)
+        return total + _dot(k[0][rows, pl.ds(i * depth, depth)], z[sums, cols])
 
     def inside(i, total):
         first = (i + hidden) * depth
@@ -187,7 +193,7 @@ def _value_gradient(p, bias, aq, k, z, dp_in, dp, sums, *, m, sigmoid):
 
     v = p[rows, of_v]  # before the products, which hide the wait; `gated` gains nothing by that
     out = jnp.zeros((size, m.columns), jnp.float32)
-    out = lax.fori_loop(0, m.t // depth, across, out)
+    out = lax.fori_loop(0, m.t // depth, across, out) if m.t else out
     out = lax.fori_loop(0, m.c // depth - hidden, inside, out)
     v = _wide(v) + bias[0, of_v][None]
     s = sigmoid(v)
@@ -241,7 +247,7 @@ _TILES = lambda m: (m.e // m.columns * (m.tokens // block(m.c, 128)),)  # noqa: 
 _SUMS = lambda m: (m.e // _sum_tile(m)[1], m.t // _sum_tile(m)[0], m.rows)  # noqa: E731
 PLANS = {
     "values": lambda m: (_values, _TOKENS(m), 4, 3),
-    "gated": lambda m: (_gated, _TILES(m), 4, 3),
+    "gated": lambda m: (_gated, _TILES(m), 4 if m.t else 8, 3),
     "gate_gradient": lambda m: (_gate_gradient, (m.e // block(m.e, 128), m.rows * m.chunks), 4, 1),
     "gate_sums": lambda m: (_gate_sums, _TOKENS(m), 4, 3),
     "value_gradient": lambda m: (_value_gradient, _TILES(m), 4, 3),
@@ -250,7 +256,7 @@ PLANS = {
 }
 IN_PLACE = {
     "gate_sums": {0: 0},
-    "value_gradient": {5: 0},
+    "value_gradient": {4: 0},
     "sums": {0: 0},
     "sums_gradient": {0: 0},
 }

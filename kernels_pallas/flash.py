@@ -79,7 +79,7 @@ def gated_mixed_chunk_attention(
     rows = ops.reshape(fold(p, chunk_size), (m.tokens, m.width))
     given = [ops.cast(one, "float32") for one in (bias[2 * e :], gammas, betas)]
     given += [ops.reshape(fold(one, chunk_size), (m.heads.positions, m.heads.half)) for one in (cos, sin)]
-    rows, *heads = ops.custom_gradient(lambda *given: _with_heads(m.heads, *given))(rows, *given)
+    rows, *heads = ops.custom_gradient(lambda *given: with_heads(m.heads, *given))(rows, *given)
     heads = [ops.reshape(one, (m.rows, m.chunks * m.c, m.s))[:, :n] for one in heads]
     options = {"chunk_size": chunk_size, "causal": causal, "scale": scale, "chunk_divisor": chunk_divisor}
     found = operands(*heads, a=a, b=b, **options, ids=ids, packed=segment_ids is not None, offset=offset)
@@ -148,7 +148,7 @@ def is_faster(m: Chunks) -> bool:
     return m.tokens >= (TOKENS[m.orders] if is_base and m.plain else LARGE)
 
 
-def _with_heads(m, rows, bias, gammas, betas, cos, sin):
+def with_heads(m, rows, bias, gammas, betas, cos, sin):
     """The rows, and the heads, whose gradients become columns of one tensor without a pass over the rest."""
     heads = programs.run("heads", m, rows, bias, gammas, betas, cos, sin)
 
@@ -172,7 +172,7 @@ def _gated(m, p, bias, reads, keys, enters, leaves):
         [z] = programs.run("gate_sums", m, z, reads)
         if not m.summed_inside:
             [z] = programs.run("sums_gradient", m, z, ops.flip(enters, 0), leaves)
-        dp, of_v = programs.run("value_gradient", m, p, bias, reads, keys, z, dp)
+        dp, of_v = programs.run("value_gradient", m, p, bias, reads, z, dp, keys)
         z, wide = (ops.reshape(one, (m.rows * m.chunks, m.depth, m.e)) for one in (z, x))
         pairs = ops.einsum("gie,gje->gij", z, wide)  # [dA dQ; dK^T .]
         dreads = ops.reshape(pairs[:, : m.c], (m.tokens, m.depth))

@@ -24,18 +24,18 @@ class Sizes:
 
 @dataclasses.dataclass(frozen=True)
 class Chunks(Sizes):
-    """The sizes of FLASH's core.
+    """The sizes of FLASH's core, or GAU's.
 
     Attributes:
       rows: b.
-      chunks: g, of a row.
+      chunks: g, of a row; 1 for GAU.
       c: Tokens of a chunk.
-      t: Rows of sums below a chunk: s for each order.
+      t: Rows of sums below a chunk: s for each order; 0 for GAU.
       e: Width of the values.
       s: Width of the shared representation z.
       dtype: Of all tensors but biases and their gradients, which are float32.
       causal: Whether A is lower triangular, so that blocks above the diagonal are not read.
-      orders: Which chunks each s rows of S sum over: ("earlier",), ("all",) or ("earlier", "later").
+      orders: Which chunks each s rows of S sum over: ("earlier",), ("all",), ("earlier", "later") or ().
       plain: Whether no document ends inside a row. Then a program can sum over the chunks of a row that it reads.
       turned: Whether each head is rotated.
       angled: Rows that have angles of their own: 1 if all have the same, or all.
@@ -67,6 +67,16 @@ class Chunks(Sizes):
         return Heads(self.tokens, positions, 2 * self.e, self.s, self.dtype, self.turned)
 
     @property
+    def pairs(self) -> "Pairs":
+        """The sizes of the kernels that make GAU's weights."""
+        return Pairs(self.rows, self.c, self.e, self.s, self.dtype, self.causal)
+
+    def cut(self, most: int) -> "Chunks":
+        """The same tokens in chunks of at most so many, for a kernel that reads each token alone."""
+        size = block(self.c, most)
+        return dataclasses.replace(self, chunks=self.chunks * (self.c // size), c=size)
+
+    @property
     def depth(self) -> int:
         return self.c + self.t
 
@@ -81,7 +91,7 @@ class Chunks(Sizes):
 
     @property
     def columns(self) -> int:
-        return block(self.e, 64)
+        return block(self.e, 64 if self.t else 128)
 
     def arguments(self, name: str) -> Shapes:
         p, y = ((self.tokens, self.width), self.dtype), ((self.tokens, self.e), self.dtype)
@@ -94,7 +104,7 @@ class Chunks(Sizes):
             "gated": [p, bias, reads, stacked],
             "gate_gradient": [p, bias, y, y],
             "gate_sums": [stacked, reads],
-            "value_gradient": [p, bias, reads, heads, stacked, p],
+            "value_gradient": [p, bias, reads, stacked, p, *[heads] * bool(self.t)],
             "sums": [stacked, *flags],
             "sums_gradient": [stacked, *flags],
         }[name]
@@ -110,6 +120,58 @@ class Chunks(Sizes):
             "value_gradient": [gradient, ((self.tokens // block(self.c, 128), self.e), "float32")],
             "sums": [stacked],
             "sums_gradient": [stacked],
+        }[name]
+
+
+@dataclasses.dataclass(frozen=True)
+class Pairs(Sizes):
+    """The sizes of the weights of a row's pairs of tokens.
+
+    Attributes:
+      rows: b.
+      n: Tokens of a row, a multiple of `TILE`.
+      e: Width of the values.
+      s: Width of queries and keys.
+      dtype: Of all tensors but factors of the relative bias and documents, which are float32.
+      causal: Whether tiles above the diagonal are neither written nor read.
+    """
+
+    rows: int
+    n: int
+    e: int
+    s: int
+    dtype: str
+    causal: bool
+
+    module: ClassVar[str] = "pair_kernels"
+    TILE: ClassVar[int] = 128  # queries and keys of a program
+
+    @property
+    def tiles(self) -> int:
+        """Tiles along a row."""
+        return self.n // self.TILE
+
+    def arguments(self, name: str) -> Shapes:
+        tokens = self.rows * self.n
+        head, wide = ((tokens, self.s), self.dtype), ((tokens, self.e), self.dtype)
+        weights, relative = ((tokens, self.n), self.dtype), ((self.n, self.n), self.dtype)
+        return {
+            "weights": [head, head, relative, *[((tokens,), "float32")] * 2],
+            "weights_gradient": [wide, wide, weights],
+            "relative_gradient": [weights, ((tokens,), "float32")],
+            "query_gradient": [weights, head],
+            "key_gradient": [weights, head],
+        }[name]
+
+    def results(self, name: str) -> Shapes:
+        weights = (self.rows * self.n, self.n), self.dtype
+        head = (self.rows * self.n, self.s), self.dtype
+        return {
+            "weights": [weights],
+            "weights_gradient": [weights],
+            "relative_gradient": [((self.n, self.n), "float32")],
+            "query_gradient": [head],
+            "key_gradient": [head],
         }[name]
 
 

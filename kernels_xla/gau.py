@@ -108,9 +108,7 @@ def attend(q, k, v, bias, seen, tokens, scale):
     Both scales are relu(c[i] q . k + d[i] bias)^2. The factor c goes on q, which is narrower than the scores.
     """
     n = ops.cast(ops.reshape(tokens, (*ops.shape(tokens), 1)), sum_dtype(q))  # [i, 1] or [b, i, 1]
-    content, added = (
-        (ops.rsqrt(n * q.shape[-1]), ops.rsqrt(n)) if scale == "normalized" else (1.0 / n, ops.ones_like(n))
-    )
+    content, added = factors(n, q.shape[-1], scale)
     q = q * ops.cast(ops.expand_dims(content, -1), q.dtype)
     # Heads come first. With an einsum, JAX leaves the layout of the result to XLA, which then transposes the others.
     q, k, v = (ops.swapaxes(x, 1, 2) for x in (q, k, v))
@@ -120,6 +118,13 @@ def attend(q, k, v, bias, seen, tokens, scale):
     weights = ops.square(ops.relu(scores))
     weights = weights if seen is None else zero_outside(weights, _over_heads(seen))
     return ops.swapaxes(ops.matmul(weights, v), 1, 2)
+
+
+def factors(tokens, s, scale):
+    """The factors c and d of `attend` for queries that see so many tokens, with keys of width s."""
+    if scale == "normalized":
+        return ops.rsqrt(tokens * s), ops.rsqrt(tokens)
+    return 1.0 / tokens, ops.ones_like(tokens)
 
 
 def _over_heads(x):

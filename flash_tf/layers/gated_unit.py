@@ -9,6 +9,7 @@ A unit is a layer with `head_names` and these options as attributes: `key_dim`, 
 
 from types import ModuleType
 
+import numpy as np
 from keras import ops
 
 from flash_tf.layers.common import parts_of, projection, width_of
@@ -88,6 +89,21 @@ def rotated(unit: "ChunkedUnit", heads: dict[str, Tensor], positions: Tensor) ->
 def tables(unit: KernelMixer, positions: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """The cosines and sines that rotate the unit's heads, in the dtype of sums of `x`; see `rope_tables`."""
     return rope_tables(positions, unit.key_dim, sum_dtype(x), turning=getattr(unit, "rotary_dim", None))
+
+
+def projected(unit: KernelMixer, x: Tensor, positions: Tensor) -> dict[str, Tensor]:
+    """What fused kernels take from the in-projection of x `[b, n, d]` to the heads, by the names of their arguments."""
+    kernel = ops.cast(unit.in_projection.kernel, x.dtype)
+    given = ops.cast(unit.in_projection.bias, x.dtype) if unit.use_bias else ops.zeros(kernel.shape[1:], x.dtype)
+    gammas, betas = unit.offset_scale.stacked(x.dtype)
+    shape = (angled(positions, x.shape[0]), x.shape[1], unit.key_dim // 2)
+    cos, sin = (ops.broadcast_to(one, shape) for one in tables(unit, positions, x))
+    return {"p": ops.matmul(x, kernel), "bias": given, "gammas": gammas, "betas": betas, "cos": cos, "sin": sin}
+
+
+def angled(positions: Tensor, b: int) -> int:
+    """The number of rows that have positions of their own: 1 if they are known to share them, else b."""
+    return 1 if np.shape(positions)[0] == 1 else b
 
 
 def bias(unit: KernelMixer) -> dict[str, Tensor]:

@@ -185,7 +185,8 @@ class MixedChunkAttention(gated_unit.ChunkedUnit):
         if self.implementation == "auto" and self._einsums_alone() is not None:
             return False
         shape = (*lead, 2 * self.value_width + self.key_dim)
-        options = (self.value_width, self.chunk_size, self.causal, packed, self._turned, _angled(positions, lead[0]))
+        angled = gated_unit.angled(positions, lead[0])
+        options = (self.value_width, self.chunk_size, self.causal, packed, self._turned, angled)
         return runs_fused(self, lead, fused, lambda: fused.sizes(shape, dtype, *options))
 
     def _einsums_alone(self):
@@ -195,18 +196,8 @@ class MixedChunkAttention(gated_unit.ChunkedUnit):
         return None if given == needed else f"{needed}, got {given}"
 
     def _fused(self, x, positions, **masks):
-        kernel = ops.cast(self.in_projection.kernel, x.dtype)
-        bias = ops.cast(self.in_projection.bias, x.dtype) if self.use_bias else ops.zeros(kernel.shape[1:], x.dtype)
-        gammas, betas = self.offset_scale.stacked(x.dtype)
-        shape = (_angled(positions, x.shape[0]), x.shape[1], self.key_dim // 2)
-        cos, sin = (ops.broadcast_to(one, shape) for one in gated_unit.tables(self, positions, x))
         gated = fused.gated_mixed_chunk_attention(
-            ops.matmul(x, kernel),
-            bias,
-            gammas,
-            betas,
-            cos,
-            sin,
+            **gated_unit.projected(self, x, positions),
             **gated_unit.bias(self),
             turned=self._turned,
             value_width=self.value_width,
@@ -297,8 +288,3 @@ class MixedChunkAttention(gated_unit.ChunkedUnit):
         weights += n / c if self.first_to_all == "chunks" else 0
         sums = 0 if self.parts == "local" else 4 * self.key_dim * self.value_width / c  # in float32, of each chunk
         return gated_unit.activations(self) + round(2 * weights + sums)
-
-
-def _angled(positions, b):
-    """The number of rows that have positions of their own: 1 if they are known to share them, else b."""
-    return 1 if np.shape(positions)[0] == 1 else b

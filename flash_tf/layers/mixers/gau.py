@@ -1,18 +1,22 @@
 """GAU: the gated attention unit with attention over all positions, FLASH-Quad's layer."""
 
 import keras
+import numpy as np
 from keras import ops
 
 from flash_tf.layers import gated_unit
+from flash_tf.layers.fused import check_implementation, runs_fused
 from flash_tf.layers.kernel_mixer import KernelMixer
 from flash_tf.layers.masking import check_shape, zero_padding
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import runtime_zero, token_positions
 from flash_tf.layers.streaming import check_next, next_positions
+from kernels_pallas import gau as fused
 from kernels_xla import gau, softmax_attention, softmax_plus
 from kernels_xla.common.rotary import rotary
 from kernels_xla.common.spec import State, Tensor
 
+TURNED = (True, True)  # queries and keys are rotated
 SOFTMAX = {"softmax": softmax_attention.SPEC, "softmax_plus": softmax_plus.SPEC}
 
 
@@ -36,6 +40,10 @@ class GatedAttentionUnit(KernelMixer):
       divisor: "position" (tokens seen), "length" (tokens of the document: the paper's, cannot decode), or a constant.
       bias_start: How the bias starts: "normal", as in the paper, or "symmetric"; see `RelativeBias`.
       use_bias: Whether projections and heads have biases.
+      implementation: How a training step computes attention and gate: "xla", as einsums; "pallas", by fused kernels on
+        an NVIDIA GPU from Hopper on; or "auto", by fused kernels where they run and were measured to be faster. They
+        need the kernel "relu2", one head, a gate and a relative bias, and no prefix. The function and the weights are
+        the same.
       **kwargs: Passed to `keras.layers.Layer`.
 
     Call arguments:
@@ -75,13 +83,17 @@ class GatedAttentionUnit(KernelMixer):
         divisor: str | int = "position",
         bias_start: str = "normal",
         use_bias: bool = True,
+        implementation: str = "auto",
         **kwargs,
     ):
         super().__init__(**kwargs)
         self.causal, self.key_dim, self.expansion, self.heads, self.kernel = causal, key_dim, expansion, heads, kernel
         self.gated, self.relative_bias, self.scale, self.divisor = gated, relative_bias, scale, divisor
-        self.use_bias, self.bias_start = use_bias, bias_start
+        self.use_bias, self.bias_start, self.implementation = use_bias, bias_start, implementation
         gated_unit.check(self)
+        check_implementation(self)
+        if implementation == "pallas" and (given := self._einsums_alone()) is not None:
+            raise ValueError(f"GatedAttentionUnit: implementation 'pallas' needs {given}")
         if heads < 1 or key_dim % (2 * heads):
             raise ValueError(
                 f"GatedAttentionUnit: key_dim must be an even multiple of heads, 1 or more, got {key_dim} and {heads}"
@@ -113,17 +125,42 @@ class GatedAttentionUnit(KernelMixer):
     ) -> Tensor:
         x, padding_mask = zero_padding(x, padding_mask, segment_ids, mask)
         positions = token_positions(x, segment_ids, positions)
+        masks = {"causal": self.causal, "padding_mask": padding_mask, "segment_ids": segment_ids}
+        options = {"scale": self.scale, "divisor": self.divisor, "offset": runtime_zero(positions)}
+        if training and self._runs_fused(tuple(x.shape[:2]), x.dtype, positions, prefix_mask):
+            given = {**gated_unit.projected(self, x, positions), **gated_unit.bias(self), **masks, **options}
+            return self.out_projection(fused.gated_attention(**given, turned=TURNED, value_width=self.value_width))
         u, v, z = gated_unit.project(self, x)
         q, k = self._rotated(z, positions)
-        masks = {"causal": self.causal, "padding_mask": padding_mask, "segment_ids": segment_ids}
         if self.kernel in SOFTMAX:
             self._check_prefix(prefix_mask, x)
             attended = SOFTMAX[self.kernel].fast(q, k, self._split(v), **masks)
         else:
             masks |= self._check_prefix(prefix_mask, x)
-            options = {"scale": self.scale, "divisor": self.divisor, "offset": runtime_zero(positions)}
             attended = gau.gau_attention(q, k, self._split(v), **gated_unit.bias(self), **options, **masks)
         return gated_unit.leave(self, u, ops.reshape(attended, ops.shape(v)))
+
+    def check_training(self, b: int, n: int) -> None:
+        """Raises a ValueError if a training step over `[b, n]` tokens must run fused kernels, and cannot here."""
+        self._runs_fused((b, n), self.compute_dtype, np.zeros((1, n)))
+
+    def _runs_fused(self, lead, dtype, positions, prefix_mask=None):
+        """Whether the fused kernels compute a step over tokens `lead`; a ValueError if they must and cannot."""
+        if prefix_mask is not None and self.implementation == "pallas":
+            raise ValueError("GatedAttentionUnit: implementation 'pallas' needs no prefix_mask, got one")
+        if prefix_mask is not None or self._einsums_alone() is not None:
+            return False
+        shape = (*lead, 2 * self.value_width + self.key_dim)
+        angled = gated_unit.angled(positions, lead[0])
+        return runs_fused(
+            self, lead, fused, lambda: fused.sizes(shape, dtype, self.value_width, self.causal, TURNED, angled)
+        )
+
+    def _einsums_alone(self):
+        """The options that the fused kernels need instead, or None."""
+        needed = {"kernel": "relu2", "heads": 1, "gated": True, "relative_bias": True}
+        given = {name: getattr(self, name) for name in needed}
+        return None if given == needed else f"{needed}, got {given}"
 
     def _check_prefix(self, prefix_mask, x):
         """The prefix mask as the kernel's argument; a ValueError where the layer takes none."""

@@ -1,0 +1,142 @@
+"""GAU's attention from the in-projection to the gated values, fused: `silu(u) * gau_attention(..., silu(v))`."""
+
+import keras
+from keras import ops
+
+from kernels_pallas import programs
+from kernels_pallas.flash import OF_HEADS, with_heads
+from kernels_pallas.sizes import Chunks, Pairs, block
+from kernels_xla import gau
+from kernels_xla.common.chunking import fold
+from kernels_xla.common.masks import documents
+from kernels_xla.common.rotary import relative_bias
+from kernels_xla.common.spec import Tensor
+
+CORE = ["gated", "value_gradient"]
+OF_PAIRS = ["weights", "weights_gradient", "relative_gradient", "query_gradient", "key_gradient"]
+PART = 256  # tokens of a program of `gate_gradient`
+WIDTHS = (1536, 128)  # of values and keys: FLASH-Quad base
+
+
+def gated_attention(
+    p: Tensor,
+    bias: Tensor,
+    gammas: Tensor,
+    betas: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    a: Tensor,
+    b: Tensor,
+    *,
+    turned: tuple[bool, ...],
+    value_width: int,
+    causal: bool = False,
+    scale: gau.Scale = "normalized",
+    divisor: gau.Divisor = "position",
+    padding_mask: Tensor | None = None,
+    segment_ids: Tensor | None = None,
+    offset: int | Tensor = 0,
+) -> Tensor:
+    """Gated attention: u * A(heads(z), v) for u, v, z = silu(p + bias), where A is the quadratic attention of one head.
+
+    The backward pass keeps p, the activated values, queries, keys, the weights of pairs and the result. It does not
+    keep u, scores or the attended values.
+
+    Args:
+      p: The in-projection without its bias, `[b, n, 2e + s]`, bfloat16 or float32, of a static shape.
+      bias: Its bias, `[2e + s]`.
+      gammas: Scales of queries and keys, `[2, s]`.
+      betas: Their offsets, `[2, s]`.
+      cos: Cosines of `rope_tables`, float32 `[1, n, s / 2]`, or `[b, n, s / 2]`.
+      sin: Sines, as `cos`.
+      a: See `gau_attention`, as all below.
+      b: See `gau_attention`.
+      turned: Whether each head is rotated.
+      value_width: e.
+      causal: Whether position i sees only positions j <= i.
+      scale: The place of the divisor.
+      divisor: N.
+      padding_mask: `[b, n]`, True at real tokens. At padding p must be finite.
+      segment_ids: `[b, n]`, 0 at padding.
+      offset: Added to the positions of the bias.
+
+    Returns:
+      `[b, n, e]`, in the dtype of `p`; 0 at padding.
+
+    Cost:
+      As `gau_attention`. Weights are written once and read twice. The gradient of scores is written once and read three
+      times. Causal rows have half of all tiles, and those on the diagonal.
+
+    Precision:
+      Scores and their gradients are float32 and rounded once. In bfloat16, sigmoids are exact to 2^-11. The gradients
+      of the biases of u and v are float32 sums of unrounded numbers.
+    """
+    (batch, n), e, ids = p.shape[:2], value_width, documents(padding_mask, segment_ids)
+    m = sizes(tuple(p.shape), p.dtype, e, causal, turned, cos.shape[0])
+    row = lambda x: ops.reshape(fold(x, Pairs.TILE), (x.shape[0] * m.c, *x.shape[2:]))  # noqa: E731
+    given = [ops.cast(one, "float32") for one in (bias[2 * e :], gammas, betas)]
+    rows, q, k = ops.custom_gradient(lambda *given: with_heads(m.heads, *given))(row(p), *given, row(cos), row(sin))
+    at = ops.arange(n, dtype="int32")
+    seen = ops.cast(gau.tokens_seen(at, ids, causal, divisor), "float32")
+    content, added = (row(x) for x in gau.factors(ops.broadcast_to(seen, (batch, n)), m.s, scale))
+    at = ops.arange(m.c, dtype="int32") + offset
+    ids = row(ops.ones((batch, n), "float32") if ids is None else ops.cast(ids, "float32"))
+    heads = q * ops.cast(content[:, None], q.dtype), k
+    given = *heads, relative_bias(a, b, at, at), added, ids
+    wide = ops.cast(bias[None, : 2 * e], "float32")
+    out = ops.custom_gradient(lambda *given: _gated(m, *given))(rows, wide, *given)
+    return ops.reshape(out, (batch, m.c, e))[:, :n]
+
+
+def sizes(shape: tuple, dtype, value_width: int, causal: bool, turned: tuple[bool, ...], angled: int = 1) -> Chunks:
+    """The sizes of the kernels for p of that `shape` `[b, n, 2e + s]`, with angles of so many rows."""
+    b, n, width = shape
+    return Chunks(
+        rows=b,
+        chunks=1,
+        c=-(-n // Pairs.TILE) * Pairs.TILE,
+        t=0,
+        e=value_width,
+        s=width - 2 * value_width,
+        dtype=keras.backend.standardize_dtype(dtype),
+        causal=causal,
+        orders=(),
+        plain=True,
+        turned=turned,
+        angled=angled,
+    )
+
+
+def obstacle(m: Chunks) -> str | None:
+    """Why the fused kernels cannot run, or None."""
+    if m.dtype not in ("bfloat16", "float32") or min(block(m.e, 16), m.s) < 16 or m.s & (m.s - 1) or not m.tokens:
+        needed = "tokens in bfloat16 or float32, values of a multiple of 16 and keys of a power of 2 from 16"
+        return f"{needed}, got {m.tokens:,} in {m.dtype}, values of {m.e}, keys of {m.s}"
+    found = programs.obstacle(CORE, m) or programs.obstacle(["gate_gradient"], m.cut(PART))
+    return found or programs.obstacle(OF_PAIRS, m.pairs) or programs.obstacle(OF_HEADS, m.heads)
+
+
+def is_faster(m: Chunks) -> bool:
+    """Whether the fused kernels are faster than einsums, by what was measured in bfloat16."""
+    return keras.config.backend() == "tensorflow" and m.dtype == "bfloat16" and (m.e, m.s) == WIDTHS
+
+
+def _gated(m, p, bias, q, k, relative, added, ids):
+    v = ops.cast(ops.silu(ops.cast(p[:, m.e : 2 * m.e], "float32") + bias[:, m.e :]), p.dtype)
+    [a] = programs.run("weights", m.pairs, q, k, ops.cast(relative, p.dtype), added, ids)
+    [y] = programs.run("gated", m, p, bias, a, v)
+
+    def gradient(dy):
+        dp, z, of_u = programs.run("gate_gradient", m.cut(PART), p, bias, y, dy)
+        dp, of_v = programs.run("value_gradient", m, p, bias, a, z, dp)
+        [ds] = programs.run("weights_gradient", m.pairs, z, v, a)
+        [dq] = programs.run("query_gradient", m.pairs, ds, k)
+        [dk] = programs.run("key_gradient", m.pairs, ds, q)
+        [drelative] = programs.run("relative_gradient", m.pairs, ds, added)
+        if m.causal:  # elsewhere nothing was written
+            at = ops.arange(m.c)
+            drelative = ops.where(at[:, None] >= at[None], drelative, 0.0)
+        dbias = ops.concatenate([ops.sum(of_u, 0), ops.sum(of_v, 0)])[None]
+        return dp, dbias, dq, dk, drelative, ops.zeros_like(added), ops.zeros_like(ids)
+
+    return y, gradient
