@@ -12,7 +12,7 @@ EVERY_CONFIG := tests/training/test_every_config.py
 ALSO_ON_JAX := $(LARGEST) tests/contracts/test_models.py tests/contracts/test_language_models.py \
 	tests/contracts/test_streams.py tests/test_block_loop.py tests/test_cross_entropy.py tests/generation/test_decoding.py \
 	tests/generation/test_samplers.py tests/test_linear_forms.py tests/test_linear_layers.py \
-	tests/test_random_features.py tests/test_fused_attention.py tests/test_fused_flash.py \
+	tests/test_random_features.py tests/test_fused_attention.py tests/test_fused_flash.py tests/test_fused_gau.py \
 	tests/test_fused_scan.py tests/test_fused_decays.py tests/test_fused_cross_entropy.py tests/test_fused_norm.py \
 	tests/test_fused_glu.py tests/training/test_step.py
 # How fast XLA compiles is how long the tests on JAX take, and a part of those on TensorFlow.

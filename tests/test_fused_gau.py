@@ -29,7 +29,7 @@ LAYOUTS = ("whole", "padded", "packed")
 
 
 def drawn(n=N):
-    rng = np.random.default_rng(2)  # in bfloat16, sums into few numbers are exact by chance
+    rng = np.random.default_rng(1)
     sizes = {"p": (B, n, 2 * E + S), "bias": (2 * E + S,), "a": (S,), "b": (S,), "scales": (2, S), "offsets": (2, S)}
     deviation = {"a": 0.3, "b": 0.3, "offsets": 0.1}
     drawn = {name: deviation.get(name, 1) * rng.normal(size=size) for name, size in sizes.items()}
@@ -61,6 +61,11 @@ def both(case, layout, n=N, dtype="float32"):
     return [backends.differentiate(f, case, arrays, masked, dtype) for f in (own, einsums)], exact
 
 
+def assert_as_exact(found, einsums):
+    """Sums into few numbers, such as a scale's gradient, are exact by chance: none must be more so than the output."""
+    assert all(x < BFLOAT16_FACTOR * max(einsums[name], einsums["out"]) for name, x in found.items()), (found, einsums)
+
+
 DEFAULT = (
     [("causal", "padded"), ("masked", "whole")] if tiers.ON_JAX else [("causal", "packed"), ("constant", "padded")]
 )
@@ -81,8 +86,7 @@ def test_it_is_the_einsums_in_value_and_every_gradient(case, layout, interpreted
 @pytest.mark.full
 def test_in_bfloat16_it_is_as_exact_as_the_einsums(interpreted):
     (got, einsum), exact = both(CASES["causal"], "whole", dtype="bfloat16")
-    found, least = errors(got, exact), errors(einsum, exact)
-    assert all(found[name] < BFLOAT16_FACTOR * least[name] for name in found), (found, least)
+    assert_as_exact(errors(got, exact), errors(einsum, exact))
 
 
 LAYER = {"key_dim": 16, "causal": True}
@@ -141,16 +145,18 @@ def test_a_layer_on_a_gpu_trains_with_them_as_with_einsums(causal, b, n, layout)
         layer.build(x.shape)
         layer.set_weights([np.asarray(w, "float32") for w in layers["pallas"].get_weights()])
         found[name] = step(layer, ops.cast(x, layer.compute_dtype), masked)
-    error = {name: errors(found[name], found["exact"]) for name in ("pallas", "xla")}
-    assert all(error["pallas"][k] < BFLOAT16_FACTOR * e for k, e in error["xla"].items()), error
+    assert_as_exact(*(errors(found[name], found["exact"]) for name in ("pallas", "xla")))
 
 
-def test_auto_takes_them_where_they_were_measured_to_be_faster(monkeypatch):
-    of = lambda b, n, e=1536, s=128, causal=True: fused_gau.sizes(  # noqa: E731
-        (b, n, 2 * e + s), "bfloat16", e, causal, TURNED
-    )
-    faster, others = [of(32, 2048)], [of(32, 2048, e=1024), of(32, 2048, s=64)]
-    for backend in ("tensorflow", "jax"):
-        monkeypatch.setattr(keras.config, "backend", lambda found=backend: found)
-        assert {*map(fused_gau.is_faster, faster)} == {backend == "tensorflow"}
-        assert not any(map(fused_gau.is_faster, others))
+def of_size(b, n, e=1536, s=128, *, causal=True, dtype="bfloat16"):
+    return fused_gau.sizes((b, n, 2 * e + s), dtype, e, causal, TURNED)
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+def test_auto_takes_them_where_they_were_measured_to_be_faster(backend, monkeypatch):
+    monkeypatch.setattr(keras.config, "backend", lambda: backend)
+    faster = [of_size(b, n) for b, n in ((32, 2048), (8, 8192), (32, 1024))]
+    others = [of_size(128, 512), of_size(4, 16_384), of_size(8, 2048), of_size(32, 2048, causal=False)]
+    others += [of_size(32, 2048, e=1024), of_size(32, 2048, s=64), of_size(32, 2048, dtype="float32")]
+    assert {*map(fused_gau.is_faster, faster)} == {backend == "tensorflow"}
+    assert not any(map(fused_gau.is_faster, others))
