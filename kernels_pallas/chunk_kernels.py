@@ -31,11 +31,11 @@ def plan(name: str, m: Chunks, interpret: bool) -> Plan:
     """How a kernel runs.
 
     Args:
-      name: "values": (p, bias, K) -> X. "gated": (p, bias, [A Q], X) -> Y. "gate_gradient": (p, bias, Y, dY) -> du in
-        its columns of dp, Z without D, sums of du. "gate_sums": (Z, [A Q]) -> Z. "value_gradient": (p, bias, [A Q], Z,
-        dp, and K where t > 0) -> dp with dv, sums of dv. "sums" and "sums_gradient": (X or Z, enters, leaves) -> the
-        same tensor, with sums over chunks in place of each chunk's own; they follow "values" and "gate_sums" unless
-        `summed_inside`. p `[tokens, 2e + s]` is the in-projection without its bias.
+      name: "values": (p, bias, and K where t > 0) -> X. "gated": (p, bias, [A Q], X) -> Y. "gate_gradient": (p, bias,
+        Y, dY) -> du in its columns of dp, Z without D, sums of du. "gate_sums": (Z, [A Q]) -> Z. "value_gradient": (p,
+        bias, [A Q], Z, dp, and K where t > 0) -> dp with dv, sums of dv. "sums" and "sums_gradient": (X or Z, enters,
+        leaves) -> the same tensor, with sums over chunks in place of each chunk's own; they follow "values" and
+        "gate_sums" unless `summed_inside`. p `[tokens, 2e + s]` is the in-projection without its bias.
       m: Sizes.
       interpret: Whether Pallas' interpreter runs it.
     """
@@ -119,6 +119,21 @@ def _gate_sums(z_in, aq, z, *, m, sigmoid):
         z[pl.ds(chunk * m.depth + m.c, m.t), cols] = total.astype(z.dtype)
 
     _over_tokens(m, block(m.c, 64), step, jnp.zeros((m.t, m.columns), jnp.float32), write, backward=True)
+
+
+# One program of `values` where t is 0: some columns of a few tokens. As one of `gate_gradient`, it is elementwise.
+
+
+def _activated(p, bias, x, *, m, sigmoid):
+    rows, columns = _activated_tile(m)
+    first, tokens = pl.program_id(0) * columns, pl.ds(pl.program_id(1) * rows, rows)
+    of_v = pl.ds(m.e + first, columns)
+    v = _wide(p[tokens, of_v]) + bias[0, of_v][None]
+    x[tokens, pl.ds(first, columns)] = (v * sigmoid(v)).astype(x.dtype)
+
+
+def _activated_tile(m):
+    return block(m.c, 8), block(m.e, 512)
 
 
 # One program of `gate_gradient`: a chunk, and twice the columns. It is elementwise, and many programs share an SM.
@@ -244,9 +259,10 @@ def _sum_tile(m):
 # For each kernel, of the sizes: the function, its grid, and warps and stages of a program.
 _TOKENS = lambda m: (m.e // m.columns, m.rows if m.summed_inside else m.rows * m.chunks)  # noqa: E731
 _TILES = lambda m: (m.e // m.columns * (m.tokens // block(m.c, 128)),)  # noqa: E731
+_ACTIVATED = lambda m: (m.e // _activated_tile(m)[1], m.tokens // _activated_tile(m)[0])  # noqa: E731
 _SUMS = lambda m: (m.e // _sum_tile(m)[1], m.t // _sum_tile(m)[0], m.rows)  # noqa: E731
 PLANS = {
-    "values": lambda m: (_values, _TOKENS(m), 4, 3),
+    "values": lambda m: (_values, _TOKENS(m), 4, 3) if m.t else (_activated, _ACTIVATED(m), 4, 1),
     "gated": lambda m: (_gated, _TILES(m), 4 if m.t else 8, 3),
     "gate_gradient": lambda m: (_gate_gradient, (m.e // block(m.e, 128), m.rows * m.chunks), 4, 1),
     "gate_sums": lambda m: (_gate_sums, _TOKENS(m), 4, 3),

@@ -12,7 +12,7 @@ from kernels_xla.common.masks import documents
 from kernels_xla.common.rotary import relative_bias
 from kernels_xla.common.spec import Tensor
 
-CORE = ["gated", "value_gradient"]
+CORE = ["values", "gated", "value_gradient"]
 OF_PAIRS = ["weights", "weights_gradient", "relative_gradient", "query_gradient", "key_gradient"]
 PART = 256  # tokens of a program of `gate_gradient`
 WIDTHS = (1536, 128)  # of values and keys: FLASH-Quad base
@@ -79,11 +79,13 @@ def gated_attention(
     rows, q, k = ops.custom_gradient(lambda *given: with_heads(m.heads, *given))(row(p), *given, row(cos), row(sin))
     at = ops.arange(n, dtype="int32")
     seen = ops.cast(gau.tokens_seen(at, ids, causal, divisor), "float32")
-    content, added = (row(x) for x in gau.factors(ops.broadcast_to(seen, (batch, n)), m.s, scale))
+    content, added = gau.factors(ops.broadcast_to(seen, (batch, n)), m.s, scale)
+    shares, factors = row(added / content), row(content)  # c q . k + d bias = c (q . k + d / c bias)
     at = ops.arange(m.c, dtype="int32") + offset
     ids = row(ops.ones((batch, n), "float32") if ids is None else ops.cast(ids, "float32"))
-    heads = q * ops.cast(content[:, None], q.dtype), k
-    given = *heads, relative_bias(a, b, at, at), added, ids
+    tiles = ops.reshape(ids, (-1, Pairs.TILE))
+    sole = ops.where(ops.min(tiles, 1) == ops.max(tiles, 1), tiles[:, 0], 0.0)
+    given = q, k, relative_bias(a, b, at, at), shares, factors, ids, sole
     wide = ops.cast(bias[None, : 2 * e], "float32")
     out = ops.custom_gradient(lambda *given: _gated(m, *given))(rows, wide, *given)
     return ops.reshape(out, (batch, m.c, e))[:, :n]
@@ -127,22 +129,23 @@ def is_faster(m: Chunks) -> bool:
     return timed and keras.config.backend() == "tensorflow" and m.dtype == "bfloat16" and (m.e, m.s) == WIDTHS
 
 
-def _gated(m, p, bias, q, k, relative, added, ids):
-    v = ops.cast(ops.silu(ops.cast(p[:, m.e : 2 * m.e], "float32") + bias[:, m.e :]), p.dtype)
-    [a] = programs.run("weights", m.pairs, q, k, ops.cast(relative, p.dtype), added, ids)
+def _gated(m, p, bias, q, k, relative, *of_tokens):
+    shares, factors, *_ = of_tokens
+    [v] = programs.run("values", m, p, bias)
+    [a] = programs.run("weights", m.pairs, q, k, ops.cast(relative, p.dtype), *of_tokens)
     [y] = programs.run("gated", m, p, bias, a, v)
 
     def gradient(dy):
         dp, z, of_u = programs.run("gate_gradient", m.cut(PART), p, bias, y, dy)
         dp, of_v = programs.run("value_gradient", m, p, bias, a, z, dp)
-        [ds] = programs.run("weights_gradient", m.pairs, z, v, a)
+        [ds] = programs.run("weights_gradient", m.pairs, z, v, a, factors)
         [dq] = programs.run("query_gradient", m.pairs, ds, k)
         [dk] = programs.run("key_gradient", m.pairs, ds, q)
-        [drelative] = programs.run("relative_gradient", m.pairs, ds, added)
+        [drelative] = programs.run("relative_gradient", m.pairs, ds, shares)
         if m.causal:  # elsewhere nothing was written
             at = ops.arange(m.c)
             drelative = ops.where(at[:, None] >= at[None], drelative, 0.0)
         dbias = ops.concatenate([ops.sum(of_u, 0), ops.sum(of_v, 0)])[None]
-        return dp, dbias, dq, dk, drelative, ops.zeros_like(added), ops.zeros_like(ids)
+        return dp, dbias, dq, dk, drelative, *map(ops.zeros_like, of_tokens)
 
     return y, gradient

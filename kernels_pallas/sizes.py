@@ -100,7 +100,7 @@ class Chunks(Sizes):
         reads = (self.tokens, self.depth), self.dtype
         flags = [((2, self.rows * self.chunks), "float32")] * 2
         return {
-            "values": [p, bias, heads],
+            "values": [p, bias, *[heads] * bool(self.t)],
             "gated": [p, bias, reads, stacked],
             "gate_gradient": [p, bias, y, y],
             "gate_sums": [stacked, reads],
@@ -132,7 +132,7 @@ class Pairs(Sizes):
       n: Tokens of a row, a multiple of `TILE`.
       e: Width of the values.
       s: Width of queries and keys.
-      dtype: Of all tensors but factors of the relative bias and documents, which are float32.
+      dtype: Of all tensors but shares of the relative bias, factors and documents, which are float32.
       causal: Whether tiles above the diagonal are neither written nor read.
     """
 
@@ -153,12 +153,12 @@ class Pairs(Sizes):
 
     def arguments(self, name: str) -> Shapes:
         tokens = self.rows * self.n
-        head, wide = ((tokens, self.s), self.dtype), ((tokens, self.e), self.dtype)
+        head, wide, number = ((tokens, self.s), self.dtype), ((tokens, self.e), self.dtype), ((tokens,), "float32")
         weights, relative = ((tokens, self.n), self.dtype), ((self.n, self.n), self.dtype)
         return {
-            "weights": [head, head, relative, *[((tokens,), "float32")] * 2],
-            "weights_gradient": [wide, wide, weights],
-            "relative_gradient": [weights, ((tokens,), "float32")],
+            "weights": [head, head, relative, *[number] * 3, ((self.rows * self.tiles,), "float32")],
+            "weights_gradient": [wide, wide, weights, number],
+            "relative_gradient": [weights, number],
             "query_gradient": [weights, head],
             "key_gradient": [weights, head],
         }[name]

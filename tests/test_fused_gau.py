@@ -19,6 +19,7 @@ from tests.numerics import ALIVE, BFLOAT16_FACTOR, FLOAT32, errors, masks
 
 TURNED = (True, True)
 B, N, S, E = 2, 150, 16, 16  # two tiles of tokens, the second with padding
+WHOLE = 300  # of a row without holes: it has tiles below the diagonal that no mask touches
 CASES = {
     "causal": {"causal": True},
     "masked": {"causal": False},
@@ -28,7 +29,7 @@ CASES = {
 LAYOUTS = ("whole", "padded", "packed")
 
 
-def drawn(n=N):
+def drawn(n):
     rng = np.random.default_rng(1)
     sizes = {"p": (B, n, 2 * E + S), "bias": (2 * E + S,), "a": (S,), "b": (S,), "scales": (2, S), "offsets": (2, S)}
     deviation = {"a": 0.3, "b": 0.3, "offsets": 0.1}
@@ -54,8 +55,10 @@ def einsums(p, bias, a, b, scales, offsets, **options):
     return u * gau_attention(q, k, v[:, :, None], a, b, **options)[:, :, 0]
 
 
-def both(case, layout, n=N, dtype="float32"):
-    arrays, masked = drawn(n), masks(layout, B, n)
+def both(case, layout, dtype="float32"):
+    n = {"whole": WHOLE, "tiles": 256}.get(layout, N)
+    masked = {"segment_ids": np.repeat([[1, 2], [3, 3]], 128, axis=1)} if layout == "tiles" else masks(layout, B, n)
+    arrays = drawn(n)
     exact = backends.differentiate(einsums, case, arrays, masked, "float64")
     own = functools.partial(fused)  # a compiled one would ignore a patch
     return [backends.differentiate(f, case, arrays, masked, dtype) for f in (own, einsums)], exact
@@ -81,6 +84,12 @@ def test_it_is_the_einsums_in_value_and_every_gradient(case, layout, interpreted
     found = errors(got, exact)
     assert max(found.values()) < FLOAT32, found
     assert min(np.count_nonzero(x) / x.size for x in exact.values()) > ALIVE
+
+
+@tiers.full_on_jax
+def test_a_document_that_fills_a_tile_does_not_see_another(interpreted):
+    (got, _), exact = both(CASES["masked"], "tiles")
+    assert max(errors(got, exact).values()) < FLOAT32
 
 
 @pytest.mark.full

@@ -83,7 +83,7 @@ def test_a_fused_form_passes_the_check_before_its_timing(interpreted, monkeypatc
     monkeypatch.setattr(nvidia, "capability", lambda: nvidia.HOPPER)
     error, where = kernels._difference(kernels.fused(scan), {}, False)
     assert error < kernels.PARITY, where
-    with pytest.raises(ValueError, match="--fused takes selective_scan, got norms"):
+    with pytest.raises(ValueError, match="--fused takes selective_scan, gla, retention, got norms"):
         kernels.fused(kernels_xla.specs()["norms"])
 
 
