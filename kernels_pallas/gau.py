@@ -81,11 +81,11 @@ def gated_attention(
     seen = ops.cast(gau.tokens_seen(at, ids, causal, divisor), "float32")
     content, added = gau.factors(ops.broadcast_to(seen, (batch, n)), m.s, scale)
     shares, factors = row(added / content), row(content)  # c q . k + d bias = c (q . k + d / c bias)
-    at = ops.arange(m.c, dtype="int32") + offset
+    relative = relative_bias(a, b, _distances(m) + offset, ops.zeros((1,), "int32") + offset)[:, 0]
     ids = row(ops.ones((batch, n), "float32") if ids is None else ops.cast(ids, "float32"))
     tiles = ops.reshape(ids, (-1, Pairs.TILE))
     sole = ops.where(ops.min(tiles, 1) == ops.max(tiles, 1), tiles[:, 0], 0.0)
-    given = q, k, relative_bias(a, b, at, at), shares, factors, ids, sole
+    given = q, k, relative, shares, factors, ids, sole
     wide = ops.cast(bias[None, : 2 * e], "float32")
     out = ops.custom_gradient(lambda *given: _gated(m, *given))(rows, wide, *given)
     return ops.reshape(out, (batch, m.c, e))[:, :n]
@@ -131,8 +131,11 @@ def is_faster(m: Chunks) -> bool:
 
 def _gated(m, p, bias, q, k, relative, *of_tokens):
     shares, factors, *_ = of_tokens
+    at, distances = ops.arange(m.c, dtype="int32"), _distances(m)
+    places = ops.maximum(at[:, None] - at[None] - distances[0], 0)
+    relative = ops.take(ops.cast(relative, p.dtype), places, axis=0)
     [v] = programs.run("values", m, p, bias)
-    [a] = programs.run("weights", m.pairs, q, k, ops.cast(relative, p.dtype), *of_tokens)
+    [a] = programs.run("weights", m.pairs, q, k, relative, *of_tokens)
     [y] = programs.run("gated", m, p, bias, a, v)
 
     def gradient(dy):
@@ -141,11 +144,17 @@ def _gated(m, p, bias, q, k, relative, *of_tokens):
         [ds] = programs.run("weights_gradient", m.pairs, z, v, a, factors)
         [dq] = programs.run("query_gradient", m.pairs, ds, k)
         [dk] = programs.run("key_gradient", m.pairs, ds, q)
-        [drelative] = programs.run("relative_gradient", m.pairs, ds, shares)
-        if m.causal:  # elsewhere nothing was written
-            at = ops.arange(m.c)
-            drelative = ops.where(at[:, None] >= at[None], drelative, 0.0)
+        [of_pairs] = programs.run("relative_gradient", m.pairs, ds, shares)
+        keys = at[:, None] - distances[None]  # in a causal row none above the diagonal, where nothing was written
+        places = at[:, None] * m.c + ops.clip(keys, 0, m.c - 1)  # XLA computes one index as it reads, but writes two
+        of_pairs = ops.take(ops.reshape(of_pairs, (-1,)), places, axis=0)
+        drelative = ops.sum(ops.where((keys >= 0) & (keys < m.c), of_pairs, 0.0), axis=0)
         dbias = ops.concatenate([ops.sum(of_u, 0), ops.sum(of_v, 0)])[None]
         return dp, dbias, dq, dk, drelative, *map(ops.zeros_like, of_tokens)
 
     return y, gradient
+
+
+def _distances(m):
+    """Distances i - j of the relative bias. It needs no products of pairs."""
+    return ops.arange(0 if m.causal else 1 - m.c, m.c, dtype="int32")
