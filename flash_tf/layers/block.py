@@ -170,7 +170,7 @@ class ResidualBlock(SameShape, Recomputed, keras.layers.Layer):
 
     def initial_state(self, batch: int, capacity: int | None = None, dtype: str | None = None) -> State:
         """State of `inner` before the first token; empty for a feed-forward layer. See `flash_tf.layers.mixers`."""
-        return self.inner.initial_state(batch, capacity, dtype) if hasattr(self.inner, "initial_state") else {}
+        return self.inner.initial_state(batch, capacity, dtype) if self._carries_state() else {}
 
     def extend(
         self,
@@ -183,12 +183,21 @@ class ResidualBlock(SameShape, Recomputed, keras.layers.Layer):
         """The next tokens of each row, `[b, k, d]` -> `([b, k, d], state)`; see `flash_tf.layers.mixers`."""
         x = ops.cast(x, self.compute_dtype)
         inputs = x if self.post_norm else normalized(self.norm, x)
-        if hasattr(self.inner, "extend"):
+        if self._carries_state():
             y, state = self.inner.extend(inputs, state, positions, valid, precomputed)
         else:
             y = self.inner(inputs)
         y = x + ops.cast(y, self.compute_dtype)
         return (normalized(self.norm, y) if self.post_norm else y), state
+
+    def _carries_state(self):
+        """Whether `inner` reads other tokens; a ValueError if it may, and cannot carry them in a state."""
+        if hasattr(self.inner, "extend"):
+            return True
+        if getattr(self.inner, "tokenwise", False):
+            return False
+        needed = "initial_state and extend, or tokenwise = True if it reads each token alone"
+        raise ValueError(f"ResidualBlock cannot stream: its layer needs {needed}, got {type(self.inner).__name__}")
 
     def get_config(self) -> dict[str, Any]:
         inner = keras.saving.serialize_keras_object(self.inner)

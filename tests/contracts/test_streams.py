@@ -3,6 +3,7 @@
 import inspect
 import re
 
+import keras
 import numpy as np
 import pytest
 from keras import ops
@@ -410,3 +411,18 @@ def test_a_block_around_a_layer_that_sees_each_token_alone_has_no_state():
     y, state = block.extend(x, block.initial_state(B))
     assert state == {}
     assert relative_error(to_numpy(y), to_numpy(block(x))) < FLOAT32
+
+
+class Blur(keras.layers.Layer):
+    """A mixer that a user wrote, without a state."""
+
+    def call(self, x, **given):
+        return x + ops.roll(x, 1, axis=1)
+
+
+def test_a_block_does_not_stream_around_a_layer_that_may_read_other_tokens():
+    block, x = ResidualBlock(Blur()), ops.ones((B, 5, D))
+    block(x)
+    for read in (lambda: block.initial_state(B), lambda: block.extend(x, {})):
+        with pytest.raises(ValueError, match="needs initial_state and extend, or tokenwise = True .*, got Blur"):
+            read()

@@ -43,6 +43,8 @@ class GLU(SameShape, Recomputed, keras.layers.Layer):
       TensorShape([2, 10, 16])
     """
 
+    tokenwise = True
+
     def __init__(
         self,
         hidden: int | None = None,

@@ -37,6 +37,8 @@ class MLP(SameShape, Recomputed, keras.layers.Layer):
       TensorShape([2, 10, 16])
     """
 
+    tokenwise = True
+
     def __init__(self, hidden: int | None = None, activation: str = "gelu", use_bias: bool = True, **kwargs):
         super().__init__(**kwargs)
         if hidden is not None and hidden < 1:
