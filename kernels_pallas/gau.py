@@ -58,7 +58,7 @@ def gated_attention(
       scale: The place of the divisor.
       divisor: N.
       padding_mask: `[b, n]`, True at real tokens. At padding p must be finite.
-      segment_ids: `[b, n]`, 0 at padding.
+      segment_ids: `[b, n]`, 0 at padding, at most 2^24: the kernels compare them as float32.
       offset: Added to the positions of the bias.
 
     Returns:
