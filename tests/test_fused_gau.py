@@ -29,8 +29,11 @@ CASES = {
 LAYOUTS = ("whole", "padded", "packed")
 
 
-def drawn(n):
-    rng = np.random.default_rng(1)
+DRAWS = range(1, 5)  # seeds
+
+
+def drawn(n, seed):
+    rng = np.random.default_rng(seed)
     sizes = {"p": (B, n, 2 * E + S), "bias": (2 * E + S,), "a": (S,), "b": (S,), "scales": (2, S), "offsets": (2, S)}
     deviation = {"a": 0.3, "b": 0.3, "offsets": 0.1}
     drawn = {name: deviation.get(name, 1) * rng.normal(size=size) for name, size in sizes.items()}
@@ -55,18 +58,20 @@ def einsums(p, bias, a, b, scales, offsets, **options):
     return u * gau_attention(q, k, v[:, :, None], a, b, **options)[:, :, 0]
 
 
-def both(case, layout, dtype="float32"):
+def both(case, layout, dtype="float32", seed=DRAWS[0]):
     n = {"whole": WHOLE, "tiles": 256}.get(layout, N)
     masked = {"segment_ids": np.repeat([[1, 2], [3, 3]], 128, axis=1)} if layout == "tiles" else masks(layout, B, n)
-    arrays = drawn(n)
+    arrays = drawn(n, seed)
     exact = backends.differentiate(einsums, case, arrays, masked, "float64")
     own = functools.partial(fused)  # a compiled one would ignore a patch
     return [backends.differentiate(f, case, arrays, masked, dtype) for f in (own, einsums)], exact
 
 
 def assert_as_exact(found, einsums):
-    """Sums into few numbers, such as a scale's gradient, are exact by chance: none must be more so than the output."""
-    assert all(x < BFLOAT16_FACTOR * max(einsums[name], einsums["out"]) for name, x in found.items()), (found, einsums)
+    """By root mean squares over draws: in one, a sum into few numbers, as a scale's gradient, is exact by chance."""
+    mean = lambda of: {name: np.sqrt(np.mean([one[name] ** 2 for one in of])) for name in of[0]}  # noqa: E731
+    found, least = mean(found), mean(einsums)
+    assert all(found[name] < BFLOAT16_FACTOR * least[name] for name in found), (found, least)
 
 
 DEFAULT = (
@@ -94,8 +99,8 @@ def test_a_document_that_fills_a_tile_does_not_see_another(interpreted):
 
 @pytest.mark.full
 def test_in_bfloat16_it_is_as_exact_as_the_einsums(interpreted):
-    (got, einsum), exact = both(CASES["causal"], "whole", dtype="bfloat16")
-    assert_as_exact(errors(got, exact), errors(einsum, exact))
+    found = [both(CASES["causal"], "whole", dtype="bfloat16", seed=seed) for seed in DRAWS]
+    assert_as_exact(*([errors(made[i], exact) for made, exact in found] for i in range(2)))
 
 
 LAYER = {"key_dim": 16, "causal": True}
@@ -142,19 +147,20 @@ def test_a_layer_on_a_gpu_trains_with_them_as_with_einsums(causal, b, n, layout)
     if (found := fused_gau.obstacle(m)) is not None:
         pytest.skip(f"the kernels need {found}")
     keras.utils.set_random_seed(0)
-    x = ops.cast(np.random.default_rng(0).normal(size=(b, n, 768)), "bfloat16")
-    masked = backends.tensors(masks(layout, b, n), "float32")
-    found, options = {}, {"causal": causal, "name": "mixer"}
+    masked, options = backends.tensors(masks(layout, b, n), "float32"), {"causal": causal, "name": "mixer"}
     layers = {
         "pallas": GatedAttentionUnit(**options, implementation="pallas", dtype="bfloat16"),
         "xla": GatedAttentionUnit(**options, implementation="xla", dtype="bfloat16"),
         "exact": GatedAttentionUnit(**options, implementation="xla", dtype="float32"),
     }
-    for name, layer in layers.items():
-        layer.build(x.shape)
+    for layer in layers.values():
+        layer.build((b, n, 768))
         layer.set_weights([np.asarray(w, "float32") for w in layers["pallas"].get_weights()])
-        found[name] = step(layer, ops.cast(x, layer.compute_dtype), masked)
-    assert_as_exact(*(errors(found[name], found["exact"]) for name in ("pallas", "xla")))
+    found = []
+    for seed in DRAWS:
+        x = ops.cast(np.random.default_rng(seed).normal(size=(b, n, 768)), "bfloat16")
+        found.append({name: step(layer, ops.cast(x, layer.compute_dtype), masked) for name, layer in layers.items()})
+    assert_as_exact(*([errors(one[name], one["exact"]) for one in found] for name in ("pallas", "xla")))
 
 
 def of_size(b, n, e=1536, s=128, *, causal=True, dtype="bfloat16"):
