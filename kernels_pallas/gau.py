@@ -58,7 +58,7 @@ def gated_attention(
       scale: The place of the divisor.
       divisor: N.
       padding_mask: `[b, n]`, True at real tokens. At padding p must be finite.
-      segment_ids: `[b, n]`, 0 at padding, at most 2^24: the kernels compare them as float32.
+      segment_ids: `[b, n]`, 0 at padding.
       offset: Added to the positions of the bias.
 
     Returns:
@@ -82,9 +82,9 @@ def gated_attention(
     content, added = gau.factors(ops.broadcast_to(seen, (batch, n)), m.s, scale)
     shares, factors = row(added / content), row(content)  # c q . k + d bias = c (q . k + d / c bias)
     relative = relative_bias(a, b, _distances(m) + offset, ops.zeros((1,), "int32") + offset)[:, 0]
-    ids = row(ops.ones((batch, n), "float32") if ids is None else ops.cast(ids, "float32"))
+    ids = row(ops.ones((batch, n), "int32") if ids is None else ids)
     tiles = ops.reshape(ids, (-1, Pairs.TILE))
-    sole = ops.where(ops.min(tiles, 1) == ops.max(tiles, 1), tiles[:, 0], 0.0)
+    sole = ops.where(ops.min(tiles, 1) == ops.max(tiles, 1), tiles[:, 0], 0)
     given = q, k, relative, shares, factors, ids, sole
     wide = ops.cast(bias[None, : 2 * e], "float32")
     out = ops.custom_gradient(lambda *given: _gated(m, *given))(rows, wide, *given)
@@ -150,7 +150,7 @@ def _gated(m, p, bias, q, k, relative, *of_tokens):
         of_pairs = ops.take(ops.reshape(of_pairs, (-1,)), places, axis=0)
         drelative = ops.sum(ops.where((keys >= 0) & (keys < m.c), of_pairs, 0.0), axis=0)
         dbias = ops.concatenate([ops.sum(of_u, 0), ops.sum(of_v, 0)])[None]
-        return dp, dbias, dq, dk, drelative, *map(ops.zeros_like, of_tokens)
+        return dp, dbias, dq, dk, drelative, *[None for _ in of_tokens]
 
     return y, gradient
 

@@ -132,7 +132,7 @@ class Pairs(Sizes):
       n: Tokens of a row, a multiple of `TILE`.
       e: Width of the values.
       s: Width of queries and keys.
-      dtype: Of all tensors but shares of the relative bias, factors and documents, which are float32.
+      dtype: Of all tensors but shares of the relative bias and factors, which are float32, and documents, int32.
       causal: Whether tiles above the diagonal are neither written nor read.
     """
 
@@ -155,8 +155,9 @@ class Pairs(Sizes):
         tokens = self.rows * self.n
         head, wide, number = ((tokens, self.s), self.dtype), ((tokens, self.e), self.dtype), ((tokens,), "float32")
         weights, relative = ((tokens, self.n), self.dtype), ((self.n, self.n), self.dtype)
+        documents, sole = (((rows,), "int32") for rows in (tokens, self.rows * self.tiles))
         return {
-            "weights": [head, head, relative, *[number] * 3, ((self.rows * self.tiles,), "float32")],
+            "weights": [head, head, relative, number, number, documents, sole],
             "weights_gradient": [wide, wide, weights, number],
             "relative_gradient": [weights, number],
             "query_gradient": [weights, head],

@@ -19,6 +19,7 @@ from tests.numerics import ALIVE, BFLOAT16_FACTOR, FLOAT32, errors, masks
 
 TURNED = (True, True)
 B, N, S, E = 2, 150, 16, 16  # two tiles of tokens, the second with padding
+TILES = np.repeat([[2**24, 2**24 + 1], [3, 3]], 128, axis=1)  # the documents of two rows; float32 has no 2^24 + 1
 WHOLE = 300  # of a row without holes: it has tiles below the diagonal that no mask touches
 CASES = {
     "causal": {"causal": True},
@@ -60,7 +61,7 @@ def einsums(p, bias, a, b, scales, offsets, **options):
 
 def both(case, layout, dtype="float32", seed=DRAWS[0]):
     n = {"whole": WHOLE, "tiles": 256}.get(layout, N)
-    masked = {"segment_ids": np.repeat([[1, 2], [3, 3]], 128, axis=1)} if layout == "tiles" else masks(layout, B, n)
+    masked = {"segment_ids": TILES} if layout == "tiles" else masks(layout, B, n)
     arrays = drawn(n, seed)
     exact = backends.differentiate(einsums, case, arrays, masked, "float64")
     own = functools.partial(fused)  # a compiled one would ignore a patch
