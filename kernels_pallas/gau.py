@@ -16,7 +16,9 @@ CORE = ["values", "gated", "value_gradient"]
 OF_PAIRS = ["weights", "weights_gradient", "relative_gradient", "query_gradient", "key_gradient"]
 PART = 256  # tokens of a program of `gate_gradient`
 WIDTHS = (1536, 128)  # of values and keys: FLASH-Quad base
-LENGTHS, TOKENS = (1024, 8192), 32_768  # of a row, from and to, and the fewest of a step
+SHORTEST = 512  # tokens of a row
+LONGEST = {True: 16_384, False: 2048}  # tokens of a row, if causal and if not
+TOKENS = {True: 16_384, False: 65_536}  # the fewest of a step
 
 
 def gated_attention(
@@ -122,10 +124,10 @@ def obstacle(m: Chunks) -> str | None:
 def is_faster(m: Chunks) -> bool:
     """Whether the fused kernels are faster than einsums, by what was measured in bfloat16 in TensorFlow.
 
-    FLASH-Quad base's causal steps of 65,536 tokens in rows of 2,048 and 8,192, and of 32,768 in rows of 1,024, were
-    faster. Rows of 512 were as fast, and masked steps slower.
+    FLASH-Quad base's causal steps were faster in rows of 512 to 16,384 tokens, from 16,384 tokens on. Masked steps of
+    65,536 tokens were faster in rows of 512 and 2,048, and slower in rows of 8,192. Smaller ones were slower.
     """
-    timed = m.causal and LENGTHS[0] <= m.c <= LENGTHS[1] and m.tokens >= TOKENS
+    timed = SHORTEST <= m.c <= LONGEST[m.causal] and m.tokens >= TOKENS[m.causal]
     return timed and keras.config.backend() == "tensorflow" and m.dtype == "bfloat16" and (m.e, m.s) == WIDTHS
 
 

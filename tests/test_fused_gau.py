@@ -171,8 +171,10 @@ def of_size(b, n, e=1536, s=128, *, causal=True, dtype="bfloat16"):
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
 def test_auto_takes_them_where_they_were_measured_to_be_faster(backend, monkeypatch):
     monkeypatch.setattr(keras.config, "backend", lambda: backend)
-    faster = [of_size(b, n) for b, n in ((32, 2048), (8, 8192), (32, 1024))]
-    others = [of_size(128, 512), of_size(4, 16_384), of_size(8, 2048), of_size(32, 2048, causal=False)]
+    faster = [of_size(b, n) for b, n in ((32, 2048), (8, 8192), (32, 1024), (4, 16_384), (32, 512), (8, 2048))]
+    faster += [of_size(b, n, causal=False) for b, n in ((128, 512), (32, 2048))]
+    others = [of_size(b, n) for b, n in ((2, 32_768), (4, 2048), (256, 256))]
+    others += [of_size(b, n, causal=False) for b, n in ((8, 8192), (32, 512), (256, 256))]
     others += [of_size(32, 2048, e=1024), of_size(32, 2048, s=64), of_size(32, 2048, dtype="float32")]
     assert {*map(fused_gau.is_faster, faster)} == {backend == "tensorflow"}
     assert not any(map(fused_gau.is_faster, others))
