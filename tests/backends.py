@@ -1,12 +1,21 @@
 """What Keras has one name for on no two backends: a gradient and a compiled function."""
 
 import functools
+import random
 
 import keras
 import numpy as np
 from keras import ops
 
 from tests.numerics import SIZES, at, real_tokens
+
+
+def seed(number):
+    """Keras' initializers and dropouts draw the same again.
+
+    `keras.utils.set_random_seed` makes TensorFlow drop its kernels too, and making them again is a sixth of a test.
+    """
+    random.seed(number)
 
 
 def tensors(arrays, dtype):

@@ -18,7 +18,7 @@ def interpreted(name, m, *tensors):
 
 def by_implementation(layer, x_shape, **options):
     """A layer with fused kernels and without, with the same weights, by its `implementation`."""
-    keras.utils.set_random_seed(0)
+    backends.seed(0)
     made = {value: layer(implementation=value, name="mixer", **options) for value in ("xla", "pallas")}
     for one in made.values():
         one.build(x_shape)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from flash_tf.models import MODELS, block_loop
-from tests import numerics, tiers
+from tests import backends, numerics, tiers
 from tests.backends import to_numpy
 
 pytestmark = pytest.mark.skipif(not tiers.ON_JAX, reason="XLA takes no gradient of TensorFlow's loop")
@@ -14,7 +14,7 @@ TWO_KINDS = {"mixer": [{"type": "gau", "key_dim": 8}, FLASH], "feedforward": {"t
 
 
 def made(depth=4, **options):
-    keras.utils.set_random_seed(0)
+    backends.seed(0)
     sizes = {"type": "causal_lm", "vocabulary_size": 50, "width": 16, "depth": depth, "remat": True}
     model = MODELS.build({**sizes, "mixer": FLASH, **options})
     model.build()

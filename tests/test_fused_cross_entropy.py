@@ -13,6 +13,7 @@ from kernels_pallas import cross_entropy as fused
 from kernels_pallas import programs
 from kernels_xla.common import nvidia
 from kernels_xla.common.cross_entropy import cross_entropy, of_block
+from tests import backends, tiers
 from tests.backends import compiled, tensors, to_numpy, value_and_gradients
 from tests.numerics import ALIVE, BFLOAT16_FACTOR, FLOAT32, errors
 from tests.test_cross_entropy import oracle
@@ -62,6 +63,7 @@ def test_ids_that_never_come_do_not_make_nan_of_the_others(interpreted):
     assert max(found.values()) < FLOAT32, found
 
 
+@tiers.full_on_jax
 def test_in_bfloat16_it_is_as_exact_as_the_einsums(interpreted):
     want = expected(drawn())
     found, least = (errors(measured(one, drawn(), "bfloat16"), want) for one in (fused.of_block, of_block))
@@ -69,7 +71,7 @@ def test_in_bfloat16_it_is_as_exact_as_the_einsums(interpreted):
 
 
 def causal(vocabulary):
-    keras.utils.set_random_seed(0)
+    backends.seed(0)
     model = CausalLM(vocabulary, width=16, depth=1, mixer={"type": "flash", "chunk_size": 8, "key_dim": 8})
     model.build()
     return model
@@ -80,6 +82,7 @@ def objective(implementation):
     return CausalObjective(types.SimpleNamespace(train=train), types.SimpleNamespace(pad_id=0))
 
 
+@tiers.full_on_jax
 def test_a_causal_model_trains_with_it_as_with_einsums(interpreted, monkeypatch):
     monkeypatch.setattr(programs, "obstacle", lambda names, m: None)
     model = causal(V)
@@ -100,6 +103,7 @@ def test_a_causal_model_trains_with_it_as_with_einsums(interpreted, monkeypatch)
         (72, "bfloat16 or float32, and a vocabulary that is a multiple of 64, got float32, 72 ids"),
     ],
 )
+@tiers.full_on_jax
 def test_one_line_says_what_it_needs(size, said):
     batch = {"tokens": ops.ones((1, 9), "int32")}
     with pytest.raises(ValueError, match=f"train.loss_implementation 'pallas' needs {said}"):

@@ -114,7 +114,7 @@ OTHER = {"rotary_heads": "local", "use_bias": False}, True  # and packed rows, w
 def test_a_layer_trains_with_them_as_with_einsums(options, packed, interpreted, monkeypatch):
     monkeypatch.setattr(programs, "obstacle", lambda names, m: None)
     given = {**LAYER, **options}
-    keras.utils.set_random_seed(0)  # a draw whose relative bias gets nearly no gradient has no exact one
+    backends.seed(0)  # a draw whose relative bias gets nearly no gradient has no exact one
     x = ops.convert_to_tensor(np.random.default_rng(0).normal(size=(2, 37, 16)), "float32")
     layers = {name: MixedChunkAttention(**given, implementation=name, name="mixer") for name in ("xla", "pallas")}
     for layer in layers.values():
@@ -154,7 +154,7 @@ def test_a_layer_on_a_gpu_trains_with_them_as_with_einsums(causal, b, n, layout)
         pytest.skip(f"the kernels need {found}")
     # Over 32 draws of weights, on a CPU, a relative bias has 0.3 to 5 times the error of einsums, 1.2 in the median: it
     # sums much into few numbers. All others stay below 1.6.
-    keras.utils.set_random_seed(0)
+    backends.seed(0)
     x = ops.cast(np.random.default_rng(0).normal(size=(b, n, 768)), "bfloat16")
     masked = backends.tensors(masks(layout, b, n), "float32")
     found, options = {}, {"causal": causal, "name": "mixer"}

@@ -147,7 +147,7 @@ def test_a_layer_on_a_gpu_trains_with_them_as_with_einsums(causal, b, n, layout)
     m = fused_gau.sizes((b, n, 3200), "bfloat16", 1536, causal, TURNED, b if packed else 1)
     if (found := fused_gau.obstacle(m)) is not None:
         pytest.skip(f"the kernels need {found}")
-    keras.utils.set_random_seed(0)
+    backends.seed(0)
     masked, options = backends.tensors(masks(layout, b, n), "float32"), {"causal": causal, "name": "mixer"}
     layers = {
         "pallas": GatedAttentionUnit(**options, implementation="pallas", dtype="bfloat16"),

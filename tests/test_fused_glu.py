@@ -13,7 +13,7 @@ from flash_tf.models import CausalLM
 from kernels_pallas import glu as fused
 from kernels_pallas import programs
 from kernels_xla.common import nvidia
-from tests import backends
+from tests import backends, tiers
 from tests.fused import step
 from tests.numerics import ALIVE, BFLOAT16_FACTOR, FLOAT32, errors
 
@@ -80,6 +80,7 @@ def test_it_is_the_oracle_in_value_and_every_gradient(shape, name, interpreted):
     assert min(np.count_nonzero(x) / x.size for x in want.values()) > ALIVE
 
 
+@tiers.full_on_jax
 @pytest.mark.parametrize("name", fused.ACTIVATIONS)
 def test_in_bfloat16_it_is_as_exact_as_the_einsums(name, interpreted):
     arrays = drawn()
@@ -88,6 +89,7 @@ def test_in_bfloat16_it_is_as_exact_as_the_einsums(name, interpreted):
     assert all(found[key] < BFLOAT16_FACTOR * least[key] for key in found), (found, least)
 
 
+@tiers.full_on_jax
 def test_in_bfloat16_each_number_is_rounded_once(interpreted):
     rounded = lambda a: backends.to_numpy(ops.cast(ops.convert_to_tensor(a, "bfloat16"), "float32"))  # noqa: E731
     arrays = {name: rounded(a).astype("float64") for name, a in drawn().items()}
@@ -110,7 +112,7 @@ def layers(dtype="float32", width=16, **options):
 
 
 @pytest.mark.parametrize("options", [{}, {"activation": "silu", "use_bias": False}, {"activation": "gelu_tanh"}])
-@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("dtype", tiers.thinned_on_jax(["float32", "mixed_bfloat16"], "mixed_bfloat16"))
 def test_a_layer_trains_with_it_as_with_einsums(dtype, options, interpreted, monkeypatch):
     monkeypatch.setattr(programs, "obstacle", lambda names, m: None)
     both = layers(dtype, **options)
@@ -126,6 +128,7 @@ def test_a_layer_trains_with_it_as_with_einsums(dtype, options, interpreted, mon
         both["pallas"](x, training=True)
 
 
+@tiers.full_on_jax
 @pytest.mark.parametrize("shape", [(6, 16), (2, 3, 4, 16)])
 def test_a_layer_takes_any_rank(shape, interpreted, monkeypatch):
     monkeypatch.setattr(programs, "obstacle", lambda names, m: None)
@@ -135,11 +138,12 @@ def test_a_layer_takes_any_rank(shape, interpreted, monkeypatch):
     assert errors({"out": got}, {"out": want})["out"] < FLOAT32
 
 
+@tiers.full_on_jax
 def test_a_model_trains_with_the_option_of_its_feedforward(interpreted, monkeypatch):
     monkeypatch.setattr(programs, "obstacle", lambda names, m: None)
     ids, found = ops.convert_to_tensor(np.random.default_rng(0).integers(0, 40, (2, 16)), "int32"), {}
     for name in ("xla", "pallas"):
-        keras.utils.set_random_seed(0)
+        backends.seed(0)
         feedforward = {"type": "glu", "hidden": 64, "implementation": name}
         model = CausalLM(40, width=16, depth=2, mixer={"type": "self_attention", "heads": 2}, feedforward=feedforward)
         assert CausalLM.from_config(model.get_config()).blocks[1].inner.implementation == name
@@ -150,6 +154,7 @@ def test_a_model_trains_with_the_option_of_its_feedforward(interpreted, monkeypa
         model(ids, training=True)
 
 
+@tiers.full_on_jax
 def test_one_line_says_what_it_needs():
     x, needs = ops.ones((1, 16, 24)), "GLU: implementation 'pallas' needs "
     with pytest.raises(ValueError, match=needs + r"an NVIDIA GPU of compute capability 9\.0 or more, got none"):

@@ -11,7 +11,7 @@ from flash_tf.models import CausalLM
 from kernels_pallas import norms as fused
 from kernels_pallas import programs
 from kernels_xla.common import nvidia
-from tests import backends
+from tests import backends, tiers
 from tests.fused import step
 from tests.numerics import ALIVE, BFLOAT16_FACTOR, FLOAT32, errors
 
@@ -79,6 +79,7 @@ def test_it_is_the_oracle_in_value_and_every_gradient(shape, centered, interpret
     assert min(np.count_nonzero(x) / x.size for x in want.values()) > ALIVE
 
 
+@tiers.full_on_jax
 @pytest.mark.parametrize("centered", [True, False])
 def test_in_bfloat16_it_is_as_exact_as_the_einsums(centered, interpreted):
     arrays = drawn()
@@ -101,7 +102,7 @@ def blocks(kind, dtype="float32", inner=GLU, **options):
     return found
 
 
-@pytest.mark.parametrize("kind", NORMS)
+@pytest.mark.parametrize("kind", tiers.thinned_on_jax(NORMS, "layer_norm"))
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
 def test_a_block_trains_with_every_norm_as_with_einsums(kind, dtype, interpreted, monkeypatch):
     monkeypatch.setattr(programs, "obstacle", lambda names, m: None)
@@ -119,6 +120,7 @@ def test_a_block_trains_with_every_norm_as_with_einsums(kind, dtype, interpreted
         both["pallas"](x, training=True)
 
 
+@tiers.full_on_jax
 @pytest.mark.parametrize("centered", [True, False])
 def test_in_bfloat16_each_number_is_rounded_once(centered, interpreted):
     rounded = lambda a: backends.to_numpy(ops.cast(ops.convert_to_tensor(a, "bfloat16"), "float32")).astype("float64")  # noqa: E731
@@ -153,6 +155,7 @@ def test_the_branch_gets_the_same_arguments(interpreted, monkeypatch):
         assert np.array_equal(*(backends.to_numpy(seen[one][name]) for one in seen))
 
 
+@tiers.full_on_jax
 @pytest.mark.parametrize("shape", [(6, 64), (2, 3, 4, 64), (0, 8, 64)])
 def test_a_block_takes_any_rank_and_an_empty_batch(shape, interpreted, monkeypatch):
     monkeypatch.setattr(programs, "obstacle", lambda names, m: None)
@@ -180,12 +183,13 @@ def test_parameters_have_the_dtype_that_the_norm_itself_reads(kind, interpreted,
     assert not np.array_equal(backends.to_numpy(rounded), backends.to_numpy(weight.value))
 
 
+@tiers.full_on_jax
 def test_a_model_passes_the_option_on_and_keeps_it(interpreted, monkeypatch):
     monkeypatch.setattr(programs, "obstacle", lambda names, m: None)
     mixer = {"type": "flash", "chunk_size": 8, "key_dim": 8}
     ids, found = ops.convert_to_tensor(np.random.default_rng(0).integers(0, 40, (2, 16)), "int32"), {}
     for name in ("xla", "pallas"):
-        keras.utils.set_random_seed(0)
+        backends.seed(0)
         model = CausalLM(40, width=64, depth=2, mixer=mixer, dropout=0.1, norm="layer_norm", norm_implementation=name)
         assert CausalLM.from_config(model.get_config()).blocks[1].norm_implementation == name
         found[name] = backends.to_numpy(model(ids, training=True))
@@ -195,6 +199,7 @@ def test_a_model_passes_the_option_on_and_keeps_it(interpreted, monkeypatch):
         model(ids, training=True)
 
 
+@tiers.full_on_jax
 def test_one_line_says_what_it_needs():
     x, needs = ops.ones((1, 16, 64)), "ResidualBlock: norm_implementation 'pallas' needs "
     fused_block = lambda **options: ResidualBlock(GLU(), norm_implementation="pallas", **options)  # noqa: E731

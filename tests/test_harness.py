@@ -5,14 +5,13 @@ import socket
 import sys
 from pathlib import Path
 
-import keras
 import numpy as np
 import pytest
 import yaml
 from keras import ops
 
 import flash_tf as ft
-from tests import numerics
+from tests import backends, numerics
 from tests.backends import to_numpy
 from tests.exporting import models
 from tests.training import runs
@@ -215,7 +214,7 @@ def test_generation_ends_before_the_first_stop_sequence_of_each_task(case):
 def test_a_context_longer_than_the_window_loses_its_beginning(case, most, kept_of_window):
     from flash_tf.harness import HarnessModel
 
-    keras.utils.set_random_seed(2)
+    backends.seed(2)
     mixer = {"type": "self_attention", "heads": 2}
     model = ft.models.CausalLM(
         runs.VOCABULARY, width=16, depth=1, mixer=mixer, position_embedding="learned", max_length=24

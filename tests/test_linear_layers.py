@@ -38,6 +38,7 @@ def test_parameters_are_as_many_as_the_papers_have():
     assert parameters(GatedLinearAttention(gates="both"), d) == 4 * d * d + d + d // H + gates + of_values
 
 
+@tiers.full_on_jax
 def test_retention_is_the_authors_with_channels_in_another_order():
     layer, x = built(Retention, {"heads": H}), normal(B, N, D)
     s = D // H

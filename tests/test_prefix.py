@@ -1,12 +1,12 @@
 """Prefix language models: tokens of a prefix are seen by all of their text, the others by later ones alone."""
 
-import keras
 import numpy as np
 import pytest
 
 from flash_tf.layers import GatedAttentionUnit
 from flash_tf.models.causal_lm import CausalLM
 from kernels_xla.gau import gau_attention
+from tests import backends
 from tests.backends import compiled, tensors, to_numpy
 from tests.numerics import FLOAT32, inputs, masks, real_tokens, relative_error
 from tests.oracles import ORACLES
@@ -44,7 +44,7 @@ def test_no_prefix_is_causal_and_a_prefix_of_all_is_not():
 
 
 def model_of(**options):
-    keras.utils.set_random_seed(0)
+    backends.seed(0)
     model = CausalLM(V, **{"width": D, "depth": 2, "mixer": MIXER, **options})
     model.build()
     for weight in model.trainable_variables:

@@ -3,7 +3,6 @@
 import json
 import math
 
-import keras
 import numpy as np
 import pytest
 from keras import ops
@@ -12,7 +11,7 @@ from flash_tf import scoring
 from flash_tf.data.sources.text_files import json_lines
 from flash_tf.models.causal_lm import CausalLM
 from flash_tf.scoring import Scorer, perplexities, windows
-from tests import numerics, tiers
+from tests import backends, numerics, tiers
 from tests.backends import to_numpy
 
 pytestmark = pytest.mark.one_backend
@@ -35,7 +34,7 @@ class Letters:
 
 
 def make(mixer="flash", **options):
-    keras.utils.set_random_seed(3)
+    backends.seed(3)
     model = CausalLM(40, width=16, depth=2, mixer=MIXERS[mixer], **options)
     model.build()
     for weight in model.trainable_variables:  # a fresh model says the same everywhere

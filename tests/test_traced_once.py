@@ -13,7 +13,7 @@ from flash_tf.layers import traced_once
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.traced_once import TracedOnce, forward_only
 from flash_tf.models import MODELS
-from tests import numerics, tiers
+from tests import backends, numerics, tiers
 from tests.contracts.test_mixers import cases, is_causal, may_be_causal
 
 B, N, V = 2, 21, 50
@@ -22,7 +22,7 @@ TWO_KINDS = {"mixer": [FLASH, {"type": "gau", "key_dim": 8}], "depth": 6, "feedf
 
 
 def made(kind="causal_lm", **options):
-    keras.utils.set_random_seed(1)
+    backends.seed(1)
     model = MODELS.build({"type": kind, "vocabulary_size": V, "width": 32, "depth": 3, "mixer": FLASH, **options})
     model.build()
     for weight in model.trainable_variables:

@@ -11,6 +11,11 @@ def thinned(values, *kept):
     return [value if value in kept else pytest.param(value, marks=pytest.mark.full) for value in values]
 
 
+def thinned_on_jax(values, *kept):
+    """The same, on JAX alone."""
+    return thinned(values, *kept) if ON_JAX else values
+
+
 def of_kinds(cases, *kinds):
     """Cases with ids `KIND` or `KIND-OPTIONS`: all others than `kinds` are `full`."""
     full = lambda case: [] if case.id.partition("-")[0] in kinds else [pytest.mark.full]  # noqa: E731

@@ -12,6 +12,7 @@ from benchmarks import long_range, result_files
 from flash_tf import config, model_zoo
 from flash_tf.registry import listed
 from flash_tf.training import modelling, preflight
+from tests import backends
 
 SYSTEMS = tuple(long_range.TABLE["systems"])
 TASKS = tuple(long_range.TABLE["tasks"])
@@ -78,7 +79,7 @@ def test_mixers_that_know_the_length_know_the_task_s():
 
 
 def model_of(system, task):
-    keras.utils.set_random_seed(0)
+    backends.seed(0)
     return modelling.make_model(preflight.check_values(loaded(system, task))[0])
 
 
@@ -88,7 +89,7 @@ def model_of(system, task):
 def test_a_step_of_a_row_gives_every_weight_a_gradient(system, task):
     run = run_of(system, task)
     found = config.load(run.config, [*run.overrides, "data.sequence_length=256", "train.precision=float32"])
-    keras.utils.set_random_seed(0)
+    backends.seed(0)
     model, rng = modelling.make_model(found), np.random.default_rng(0)
     classes, n = found.model["classes"], 64
     shape = (4, 2, n) if found.model["type"] == "matcher" else (4, n)

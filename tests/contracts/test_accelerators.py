@@ -11,7 +11,7 @@ from flash_tf.layers.scaled_sin import ScaledSinusoidalEmbedding
 from kernels_xla.common.accelerator import on_tpu, tracing_for
 from kernels_xla.common.rotary import SPEC, rope_tables, rotary
 from kernels_xla.softmax_attention import softmax_attention
-from tests import tiers
+from tests import backends, tiers
 from tests.backends import differentiate, tensors, to_numpy, value_and_gradients
 from tests.contracts.test_mixers import FEEDFORWARDS, MIXERS, B, D, N, packs, thinned
 from tests.numerics import FLOAT32, inputs, masks, relative_error
@@ -48,7 +48,7 @@ TELLING = ("flash", "flash_weighted", "gau", "self_attention", "linear_attention
 
 @pytest.mark.parametrize(("cls", "case"), tiers.of_kinds(thinned(MIXERS) + thinned(FEEDFORWARDS), *TELLING, "glu"))
 def test_a_layer_traced_for_a_tpu_equals_the_same_traced_for_a_gpu(cls, case):
-    keras.utils.set_random_seed(0)
+    backends.seed(0)
     layer = cls(**case)
     layer.build((None, None, D))
     masked = tensors(masks("packed" if packs(layer) else "padded", B, N), "float32")
@@ -59,7 +59,7 @@ def test_a_layer_traced_for_a_tpu_equals_the_same_traced_for_a_gpu(cls, case):
 @pytest.mark.parametrize("shape", [(1, 16), (3, 16), (1, 13)], ids=str)
 @pytest.mark.parametrize("name", ["flash", "flash_weighted", "gau"])
 def test_so_is_it_of_one_row_of_many_and_of_whole_chunks(name, shape):
-    keras.utils.set_random_seed(0)
+    backends.seed(0)
     layer = MIXERS.get(name)(key_dim=16, **({} if name == "gau" else {"chunk_size": 4}))
     layer.build((None, None, D))
     for gpu, tpu in zip(*traced_for_each(lambda: gradients(layer, {}, shape)), strict=True):

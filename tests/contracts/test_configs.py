@@ -16,7 +16,7 @@ from flash_tf.models.matcher import Matcher
 from flash_tf.models.span import SpanExtractor
 from flash_tf.registry import listed
 from flash_tf.training import modelling
-from tests import tiers
+from tests import backends, tiers
 from tests.backends import to_numpy
 from tests.mixer_flops import forward_flops
 from tests.numerics import DEAD_GRADIENT, DEAD_ROW_SUM, FAINT, FAINT_AT_PAPERS_SCALE
@@ -84,7 +84,7 @@ def shrunk(name, sizes, *overrides):
 
 def made(loaded):
     """The config's model with the same weights every time."""
-    keras.utils.set_random_seed(0)
+    backends.seed(0)
     return modelling.make_model(loaded)
 
 

@@ -1,12 +1,11 @@
 """Mixers and models compute in float64 where they are asked to."""
 
-import keras
 import numpy as np
 import pytest
 from keras import ops
 
 from flash_tf.layers.mixers import MIXERS
-from tests import tiers
+from tests import backends, tiers
 from tests.backends import to_numpy
 from tests.contracts.test_masks import D, randomized, some_mixers
 from tests.contracts.test_mixers import defaults
@@ -25,7 +24,7 @@ def rounding(function, x):
 
 @some_mixers
 def test_a_layer_of_float64_is_the_layer_of_float32_with_fewer_roundings(kind, causal):
-    keras.utils.set_random_seed(0)
+    backends.seed(0)
     options = {**defaults(MIXERS.get(kind)), "causal": causal}
     x = np.random.default_rng(0).normal(size=(2, 21, D))
     wide, narrow = (

@@ -25,7 +25,7 @@ from flash_tf.layers import (
 )
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.models import CausalLM, Classifier, MaskedLM, Matcher
-from tests import tiers
+from tests import backends, tiers
 from tests.backends import to_numpy
 from tests.contracts.test_mixers import defaults
 from tests.numerics import FLOAT32, relative_error
@@ -73,7 +73,7 @@ each_model_in_full = pytest.mark.parametrize("kind", tiers.thinned(list(MODELS))
 
 def made(kind, optimizer="adam"):
     """A compiled model with the same weights every time, its inputs and its labels."""
-    keras.utils.set_random_seed(0)
+    backends.seed(0)
     model = MODELS[kind]()
     x = np.stack([IDS, IDS[:, ::-1]], axis=1) if kind == "matcher" else IDS
     model(x)
@@ -267,7 +267,7 @@ def recomputes(layer, x):
 def test_a_mixer_made_in_a_remat_scope_is_computed_again_and_trains_alike(kind, mode):
     x, y, found = np.random.default_rng(1).normal(size=(4, N, D)).astype("float32"), np.ones((4, N, D)), []
     for scope in (None, mode):
-        keras.utils.set_random_seed(0)
+        backends.seed(0)
         with keras.RematScope(scope, output_size_threshold=1, layer_names=["again"]):
             layer = type(mixer(kind))(**defaults(MIXERS.get(kind)), name="again")
             layer.build(x.shape)

@@ -26,7 +26,7 @@ from flash_tf.layers.feedforward import FEEDFORWARDS
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.layers.positions import token_positions
 from kernels_xla.common.rotary import relative_bias
-from tests import tiers
+from tests import backends, tiers
 from tests.backends import to_numpy
 from tests.contracts.test_mixers import SMALL, packs
 from tests.numerics import BFLOAT16, FLOAT32, relative_error
@@ -253,7 +253,7 @@ def block(inner, **options):
     dtypes = {"x": "float32", "padding_mask": "bool", "segment_ids": "int32"}
     inputs = {name: keras.Input(x.shape[1:], dtype=dtypes[name], name=name) for name, x in batch(inner).items()}
     layer = ResidualBlock(inner, **options)
-    keras.utils.set_random_seed(0)
+    backends.seed(0)
     model = keras.Model(inputs, layer(**inputs))
     for i, weight in enumerate(model.trainable_variables):
         weight.assign(np.round(to_numpy(weight.value)) + 0.2 * normal(*weight.shape, seed=i))  # 1 where it starts at 1

@@ -12,7 +12,7 @@ from flash_tf.layers import ResidualBlock
 from flash_tf.layers.feedforward import FEEDFORWARDS
 from flash_tf.layers.mixers import MIXERS
 from flash_tf.models import MODELS
-from tests import tiers
+from tests import backends, tiers
 from tests.backends import compiled, on_jax_compiled, tensors, to_numpy, value_and_gradients
 from tests.numerics import (
     ALIVE_GRADIENT,
@@ -158,7 +158,7 @@ some_plain_mixers = pytest.mark.parametrize(
 
 def built(cls, options, dtype="float32"):
     """A layer with the same weights every time: noise, around 1 where a weight starts at 1."""
-    keras.utils.set_random_seed(0)
+    backends.seed(0)
     layer = cls(dtype=dtype, **options)
     layer.build((B, N, D))
     rng = np.random.default_rng(6)

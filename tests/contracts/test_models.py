@@ -158,6 +158,7 @@ def test_a_model_is_a_part_of_another_model_of_unknown_length(kind):
     assert relative_error(to_numpy(whole(ids)), to_numpy(model(ids))) < FLOAT32
 
 
+@tiers.full_on_jax
 @some_models
 def test_a_dictionary_of_arguments_equals_the_arguments(kind):
     model, ids = model_of(kind), rows_of(kind)

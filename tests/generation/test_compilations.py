@@ -4,7 +4,6 @@ import functools
 import os
 from pathlib import Path
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -12,7 +11,7 @@ import tensorflow as tf
 from flash_tf import scoring
 from flash_tf.generation import generator
 from flash_tf.models import CausalLM
-from tests import tiers
+from tests import backends, tiers
 from tests.numerics import FLOAT32, relative_error
 from tests.training import runs
 
@@ -33,7 +32,7 @@ def compilations(kind, dumped):
     """The programs that XLA compiled after the first use of each, by what it was used for."""
     generator.takes_xla = lambda: True
     scoring.BLOCK = 8
-    keras.utils.set_random_seed(1)
+    backends.seed(1)
     model = CausalLM(50, width=16, depth=1, mixer={"type": kind, **MIXERS[kind]})
     model.build()
     found, count = {}, functools.partial(programs, dumped)

@@ -10,7 +10,7 @@ from keras import ops
 from flash_tf.generation import decode, greedy
 from flash_tf.models.causal_lm import CausalLM
 from flash_tf.models.masked_lm import MaskedLM
-from tests import tiers
+from tests import backends, tiers
 from tests.backends import compiled, to_numpy
 from tests.contracts.test_streams import B, C, V, begun, model_of, one_of_each_state, token_ids
 from tests.numerics import FLOAT32, relative_error
@@ -77,7 +77,7 @@ def test_many_rows_close_their_chunks_one_by_one_and_all_at_once():
 
 @pytest.mark.one_backend
 def test_a_model_that_nobody_has_called_generates_and_stays_whole():
-    keras.utils.set_random_seed(0)
+    backends.seed(0)
     model = CausalLM(V, width=16, depth=1, mixer={"type": "flash", "chunk_size": 4, "key_dim": 8})
     want = model.generate([[5, 17, 3]], 4)  # on JAX, a program that made variables would take them with it
     assert model.generate([[5, 17, 3]], 4) == want == [[token for (token,) in model.stream([[5, 17, 3]], 4)]]

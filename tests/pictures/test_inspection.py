@@ -3,7 +3,6 @@
 import io
 import re
 
-import keras
 import numpy as np
 import pytest
 from keras import ops
@@ -14,7 +13,7 @@ from flash_tf.models.masked_lm import MaskedLM
 from flash_tf.pictures import inspection, measures
 from flash_tf.pictures.formulas import array
 from flash_tf.pictures.overview import overview
-from tests import tiers
+from tests import backends, tiers
 from tests.numerics import FLOAT32, FLOAT64, relative_error
 
 VOCABULARY = 64
@@ -52,7 +51,7 @@ class Letters:
 
 def model(name, **options):
     cls, more = MODELS[name]
-    keras.utils.set_random_seed(0)
+    backends.seed(0)
     made = cls(VOCABULARY, **{"width": 32, "depth": 2, **more, **options})
     made.build()
     return made
