@@ -16,10 +16,10 @@ ALSO_ON_JAX := $(LARGEST) tests/contracts/test_models.py tests/contracts/test_la
 	tests/test_fused_scan.py tests/test_fused_decays.py tests/test_fused_cross_entropy.py tests/test_fused_norm.py \
 	tests/test_fused_glu.py tests/training/test_step.py
 # How fast XLA compiles is how long the tests on JAX take, and a part of those on TensorFlow.
-SOON := --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true
-ON_JAX := KERAS_BACKEND=jax JAX_ENABLE_X64=1 XLA_FLAGS="--xla_cpu_use_fusion_emitters=false $(SOON)"
+SOON := XLA_FLAGS="--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+ON_JAX := KERAS_BACKEND=jax JAX_ENABLE_X64=1 $(SOON)
 # Each of the two processes has a core; `make test-all` leaves XLA and the threads as users have them.
-ON_TENSORFLOW := TF_NUM_INTRAOP_THREADS=1 OMP_NUM_THREADS=1 XLA_FLAGS="$(SOON)"
+ON_TENSORFLOW := TF_NUM_INTRAOP_THREADS=1 OMP_NUM_THREADS=1 $(SOON)
 MASKED_CODE := scripts/masked_code.txt
 
 .PHONY: help quickstart lint test test-all test-faults docs tpu-check clean

@@ -41,6 +41,16 @@ def interpreted(monkeypatch):
     monkeypatch.setattr(programs, "run", fused.interpreted)
 
 
+@pytest.fixture
+def patched_kernels():
+    """For a test that patches a kernel's source: no other test runs what was compiled of it."""
+    from tests import fused
+
+    fused.program.cache_clear()
+    yield
+    fused.program.cache_clear()
+
+
 @pytest.fixture(scope="session")
 def ask():
     """`ask(folder, requests)`: the answers of a process that knows nothing of this package; see `exporting.client`."""

@@ -1,5 +1,8 @@
 """Fused kernels without a GPU, and a layer's training step."""
 
+import functools
+
+import jax
 import keras
 import numpy as np
 from keras import ops
@@ -8,12 +11,17 @@ from kernels_pallas import launching
 from tests import backends
 
 
+@functools.cache
+def program(name, m):
+    """A kernel by Pallas' interpreter, compiled once for all tests; see `conftest.patched_kernels`."""
+    return jax.jit(functools.partial(launching.launch, name, m, interpret=True))
+
+
 def interpreted(name, m, *tensors):
     """`programs.run` by Pallas' interpreter, on either backend."""
     if keras.config.backend() == "jax":
-        return launching.launch(name, m, *tensors, interpret=True)
-    found = launching.launch(name, m, *(np.asarray(x) for x in tensors), interpret=True)
-    return [ops.convert_to_tensor(np.asarray(x)) for x in found]
+        return program(name, m)(*tensors)
+    return [ops.convert_to_tensor(np.asarray(x)) for x in program(name, m)(*map(np.asarray, tensors))]
 
 
 def by_implementation(layer, x_shape, **options):

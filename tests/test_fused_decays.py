@@ -90,7 +90,7 @@ def test_a_document_sees_nothing_of_another(name, interpreted):
 
 
 @tiers.full_on_jax
-def test_a_chunk_with_mild_decays_takes_one_product_for_all_pairs(interpreted, monkeypatch):
+def test_a_chunk_with_mild_decays_takes_one_product_for_all_pairs(interpreted, patched_kernels, monkeypatch):
     monkeypatch.setattr(decay_kernels, "_over_halves", lambda *given: given[-1])  # as if no pair had weight
     error = {}
     for strongest in (MILD, STRONG):

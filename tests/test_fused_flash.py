@@ -79,7 +79,8 @@ EVERY = [pytest.param(*one, marks=[] if one in DEFAULT else [pytest.mark.full]) 
 
 
 @pytest.mark.parametrize(("case", "layout", "sums_inside"), EVERY)
-def test_it_is_the_einsums_in_value_and_every_gradient(case, layout, sums_inside, interpreted, monkeypatch):
+@pytest.mark.usefixtures("interpreted", "patched_kernels")
+def test_it_is_the_einsums_in_value_and_every_gradient(case, layout, sums_inside, monkeypatch):
     monkeypatch.setattr("kernels_pallas.head_kernels.NUMBERS", 8)  # several turns of its loop
     if sums_inside:
         monkeypatch.setattr(sizes, "MULTIPROCESSORS", 1)
