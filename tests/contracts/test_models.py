@@ -179,6 +179,7 @@ def test_a_dictionary_without_tokens_or_with_another_argument_is_one_clear_error
             model(wrong)
 
 
+@tiers.full_on_jax
 @some_models
 def test_mixed_bfloat16_keeps_float32_weights_and_close_logits(kind):
     model, ids = model_of(kind), rows_of(kind)

@@ -210,8 +210,9 @@ def library(folder):
     return saved.meta_graphs[0].graph_def.library
 
 
-def test_xla_compiles_the_steps_of_a_deep_model_that_says_so_and_it_answers_as_python(tmp_path, ask):
-    model_dir, out = models.directory(tmp_path / "run", {**SECTIONS["causal-flash"], "depth": 4}), tmp_path / "out"
+@pytest.mark.parametrize("name", tiers.thinned(["causal-linear_attention", "causal-flash"], "causal-linear_attention"))
+def test_xla_compiles_the_steps_of_a_deep_model_that_says_so_and_it_answers_as_python(name, tmp_path, ask):
+    model_dir, out = models.directory(tmp_path / "run", {**SECTIONS[name], "depth": 4}), tmp_path / "out"
     run, about = models.exported(model_dir, out, ids_only=True, jit_compile=True)
     saved = library(out)
     assert about["jit_compile"] and sum(function.attr["_XlaMustCompile"].b for function in saved.function) == 2

@@ -11,7 +11,7 @@ from flash_tf.generation import decode, greedy
 from flash_tf.models.causal_lm import CausalLM
 from flash_tf.models.masked_lm import MaskedLM
 from tests import backends, tiers
-from tests.backends import compiled, to_numpy
+from tests.backends import compiled, on_jax_compiled, to_numpy
 from tests.contracts.test_streams import B, C, V, begun, model_of, one_of_each_state, token_ids
 from tests.numerics import FLOAT32, relative_error
 
@@ -22,14 +22,16 @@ def continued(model, ids, steps):
     """Greedy decoding by reading the whole text anew for each token."""
     rows, n = ids.shape
     text = np.concatenate([ids, np.zeros((rows, steps), "int32")], axis=1)  # what comes later changes nothing
+    read = on_jax_compiled(lambda text: model(text))
     for at in range(n, n + steps):
-        text[:, at] = to_numpy(model(text))[:, at - 1].argmax(-1)
+        text[:, at] = to_numpy(read(text))[:, at - 1].argmax(-1)
     return text
 
 
 def prefilled(model, ids, **options):
     """The state after all but the last token of each row, and that token."""
-    _, state = model.extend(ops.convert_to_tensor(ids[:, :-1]), begun(model, len(ids)), **options)
+    read = on_jax_compiled(lambda ids, state: model.extend(ids, state, **options))
+    _, state = read(ops.convert_to_tensor(ids[:, :-1]), begun(model, len(ids)))
     return ops.convert_to_tensor(ids[:, -1]), state
 
 
