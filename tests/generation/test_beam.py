@@ -10,7 +10,7 @@ from flash_tf.generation import BeamSearch
 from flash_tf.models.causal_lm import CausalLM
 from tests import tiers
 from tests.backends import to_numpy
-from tests.contracts.test_streams import model_of, one_of_each_state, token_ids
+from tests.contracts.test_streams import DECODERS, model_of, token_ids
 
 V, STEPS, PROMPT = 6, 3, 9
 
@@ -88,7 +88,7 @@ def test_a_text_that_ends_competes_with_longer_ones_by_its_length(model, likelih
         assert model.generate([prompt], STEPS, BeamSearch(V, penalty), stop_tokens=[stop])[0] == best, stop
 
 
-@one_of_each_state
+@pytest.mark.parametrize("kind", tiers.thinned(DECODERS, "flash"))
 def test_rows_of_a_batch_do_not_mix(kind):
     model = model_of(kind, depth=1 if kind == "gau" else 2)  # FLASH tells whether all layers follow
     ids = token_ids(3, 7).tolist()
