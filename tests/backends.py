@@ -11,7 +11,7 @@ from tests.numerics import SIZES, at, real_tokens
 
 
 def seed(number):
-    """Keras' initializers and dropouts draw the same again.
+    """Keras' initializers and dropouts draw the same again; `tf.data`, and so `fit`, does not.
 
     `keras.utils.set_random_seed` makes TensorFlow drop its kernels too, and making them again is a sixth of a test.
     """
